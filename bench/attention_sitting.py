@@ -45,6 +45,7 @@ from warploom.kernels.tuned.variant import Variant
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
+ORDERING = "ordered-values"  # the folder of the kernel that puts values in order
 RESULTS = kb.ROOT / "bench" / "results"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 MASKS = ("full", "causal")
@@ -134,10 +135,10 @@ class Case:
         return kb.slug(f"{lead}d{self.words[1]} {self.words[2]} {self.choice().name}")
 
 
-def build_all() -> None:
-    """Compile what the cases need; `cases.json` says which kernel each gets."""
+def build_all(names: list[str]) -> None:
+    """Compile what cases need; `cases.json` says which kernel each gets."""
     table: dict[str, dict[str, Any]] = {}
-    for case in map(Case, CASES):
+    for case in map(Case, names):
         choice = case.choice()
         config = choice.config(case.config)
         table[case.name] = {"folder": case.folder, "variant": choice.name, "tile": config.tile}
@@ -146,15 +147,10 @@ def build_all() -> None:
         built = build(attention(config), choice.schedule(config), allow=choice.allow)
         built.write(FOLDER / case.folder)
         if case.kind == "fp8":
-            program = ordered_values(config.head_dim)
-            build(program, simt(program)).write(FOLDER / ordering(config.head_dim))
+            program = ordered_values()
+            build(program, simt(program)).write(FOLDER / ORDERING)
         print(f"{case.name:34} {choice.name:40} {built.resources.registers} registers", flush=True)
     (FOLDER / "cases.json").write_text(json.dumps(table, indent=1))
-
-
-def ordering(head_dim: int) -> str:
-    """The folder of the kernel that puts values of that head size in order."""
-    return f"ordered-values-{head_dim}"
 
 
 def kernel_table() -> dict[str, dict[str, Any]]:
@@ -271,7 +267,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     kernels = {own: Listed(one) if options.dry else one.kernel() for own, one in built.items()}
     ours = {own: own_call(torch, one, case, rows, pick, stream) for own, one in kernels.items()}
     if case.kind == "fp8":
-        second = Built.read(FOLDER / ordering(config.head_dim))
+        second = Built.read(FOLDER / ORDERING)
         first = Listed(second) if options.dry else second.kernel()
         names = tuple(config.arrays)
         ours["row-major"] = row_major_call(torch, kernels["default"], first, pick, stream, names)
@@ -392,7 +388,7 @@ def main() -> int:
     args.prepare = args.mode == "prepare"
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
-        build_all()
+        build_all(names)
         return 0
     if args.mode == "merge":
         merge(args.files, RESULTS)

@@ -16,11 +16,13 @@ from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
+from warploom.emulate.kernel import Library
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference
 from warploom.tile import (
     BF16,
+    E4M3,
     FP16,
     FP32,
     array,
@@ -167,3 +169,24 @@ def test_thresholds_that_cannot_be_are_refused():
     ):
         with pytest.raises(InputError, match="expected 0 to 15 and no"):
             AttentionConfig(**changes)
+
+
+def test_weights_of_8_bits_on_the_emulated_machine():
+    """As interpreted, with blocks that are weighed again and with a last one that is cut."""
+    config = AttentionConfig(
+        dtype=E4M3, head_dim=32, tile=(64, 64), scale=0.125, optimistic_threshold=12.0
+    )
+    program, launch = attention(config), LaunchPlan(skip_voted=True)
+    schedule = overlapped(program, 2, launch, 1, early_rescale=True)
+    rng = np.random.default_rng(3)
+    shapes = {"q": (1, 1, 70, 32), "k": (1, 1, 200, 32), "v": (1, 1, 32, 208)}
+    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    arrays |= {f"scale_{name}": np.array([1.0]) for name in "qkv"}
+    arrays["q"][..., 0] = 1.0
+    arrays["k"][..., 0] = np.arange(200) // 64 * 6.0
+    arrays["o"] = np.full((1, 1, 70, 32), np.nan)
+    bound = bind(program, arrays)
+    found = Library([emit(lower(program, schedule))]).run(0, program, bound, None, 2, 1)["o"]
+    want, _ = reference(config, bound)
+    assert np.linalg.norm(found - want) < 0.035 * np.linalg.norm(want)
+    assert np.linalg.norm(found - interpret(program, arrays)["o"]) < 0.004 * np.linalg.norm(want)

@@ -25,7 +25,7 @@ def test_a_thread_of_a_quad_gives_the_columns_that_it_holds():
 
 def test_values_are_put_in_order_and_back():
     v = np.random.default_rng(0).integers(-8, 8, (1, 2, 70, 16)).astype(float)
-    out = interpret(ordered_values(16), {"v": v, "out": np.full((1, 2, 16, 80), np.nan)})["out"]
+    out = interpret(ordered_values(), {"v": v, "out": np.full((1, 2, 16, 80), np.nan)})["out"]
     assert (natural_order(out)[..., :70] == np.swapaxes(v, -1, -2)).all()
     assert not natural_order(out)[..., 70:].any()
 

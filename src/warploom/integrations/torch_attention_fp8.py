@@ -59,10 +59,8 @@ def _ordered(v: Any) -> Any:
     out = _ordered_fake(v)
     if v.numel() == 0:
         return out
-    program = ordered_program(v.shape[3])
-    kernel = built_kernel(
-        ("ordered_values", v.shape[3]), v, lambda: build(program, simt(program), "sm_90a")
-    )
+    program = ordered_program()
+    kernel = built_kernel(("ordered_values",), v, lambda: build(program, simt(program), "sm_90a"))
     kernel({"v": v, "out": out}, stream=current_stream(v))
     return out
 

@@ -71,7 +71,9 @@ def optimistic_rescale(program: Program, powers: float) -> Program:
     Where the sums of a row have grown beyond 2 ** powers its base is raised, by as much as brings
     them back to half of that; only where a block's weights then add up to more than their element
     type bears, are no numbers, or nothing was seen before, is its maximum found and the block
-    weighed again.
+    weighed again. Of 8-bit weights the base is the maximum of a block before, less what lets a
+    whole block of such weights add up to the largest number of their type; it is raised where a
+    block is weighed again.
 
     *requires*  an online softmax; 0 < `powers` <= 15
     *before -> after*  maximum, rescaling, weights -> weights under the old base, checked by their
@@ -82,8 +84,6 @@ def optimistic_rescale(program: Program, powers: float) -> Program:
              a result, as of a log-sum-exp)
     *cost*  no maximum and no rescaling in most blocks; two exponentials an element where the scores
             rise
-    Of 8-bit weights the base is the maximum of a block before, less what lets a whole block of such
-    weights add up to the largest number of their type; it is raised where a block is weighed again.
     """
     if not 0 < powers <= MOST:
         raise NotApplicable(f"optimistic_rescale by {powers}: expected above 0, at most {MOST}")

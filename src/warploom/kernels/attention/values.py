@@ -23,18 +23,19 @@ from warploom.tile import (
     trace,
 )
 
-KEYS = 64  # of a task
+KEYS, COLUMNS = 128, 64  # of a task
 
 
-def ordered_values(head_dim: int, dtype: DType = E4M3) -> Program:
+def ordered_values(dtype: DType = E4M3) -> Program:
     """The program that puts 8-bit values into the order that attention takes them in."""
 
     def body(v: Array, out: Array) -> None:
-        tasks = cdiv(size("places"), KEYS)
-        batch, head, i = grid(batch=size("batch"), kv_heads=size("kv_heads"), places=tasks)
-        block = load(v, batch, head, span(i * KEYS, KEYS), span(0, head_dim))
+        tasks = {"d": cdiv(size("d"), COLUMNS), "places": cdiv(size("places"), KEYS)}
+        batch, head, j, i = grid(batch=size("batch"), kv_heads=size("kv_heads"), **tasks)
+        columns = span(j * COLUMNS, COLUMNS)
+        block = load(v, batch, head, span(i * KEYS, KEYS), columns)
         ordered = block.T.quad_order("keys")
-        store(out, batch, head, span(0, head_dim), span(i * KEYS, KEYS, "keys"), tile=ordered)
+        store(out, batch, head, columns, span(i * KEYS, KEYS, "keys"), tile=ordered)
 
     arrays = {
         "v": array(dtype, "batch kv_heads keys d"),
