@@ -31,7 +31,7 @@ PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.v
 )
 
 
-Target = Annotated[
+What = Annotated[
     str,
     typer.Argument(
         help="FILE.cubin, a folder of warploom build or optimize, file.py:object, or a script "
@@ -55,7 +55,7 @@ Arguments = Annotated[list[str] | None, typer.Argument(help="a script's own argu
 
 
 def tune(
-    target: Target,
+    target: What,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
     search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "guided",
     measure: Measure = "auto",
