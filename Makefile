@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help env demo docs test lint unit mutants gpu-test bench tables wheels clean
+.PHONY: help env demo docs test lint unit mutants gpu-test bench tables wheels release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -67,6 +67,9 @@ wheels: env  ## dist: warploom, and warploom-kernels with the machine code of it
 	rm -rf build/lib build/bdist.* build/warploom-kernels/build
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./build/warploom-kernels
 	@ls -l dist
+
+release: wheels  ## a dry run of a release: versions, wheels, notes; it uploads nothing
+	$(BIN)/python -m bench.release
 
 clean:  ## remove what the targets made, but not the environment
 	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
     python -m bench.engine build DIR --seed N  search without a GPU, build what it found
     python -m bench.engine run DIR --out OUT   on a GPU machine: rows of claim `engine-user`
-    python -m bench.engine merge FILE          into bench/results/engine.json
+    python -m bench.engine merge FILES         into bench/results/engine.json
 
 Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed. The
 search sees no GPU: a row's ours is the kernel that it predicts to be fastest, in microseconds,
@@ -348,7 +348,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path)
+    parser.add_argument("where", type=Path, nargs="+", help="a folder; merge: all files of rows")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--effort", default="normal")
     parser.add_argument("--ablate", action="store_true", help="the engine without its parts")
@@ -360,13 +360,13 @@ def main() -> None:
     SECONDS[args.effort] = args.budget or SECONDS[args.effort]
     file = "engine_search.json" if args.ablate else "engine.json"
     if args.what == "merge":
-        write_rows(RESULTS / file, read_rows(args.where))
+        write_rows(RESULTS / file, [row for one in args.where for row in read_rows(one)])
     elif args.what == "build" and args.ablate:
-        ablate(args.where, args.effort, args.cases)
+        ablate(args.where[0], args.effort, args.cases)
     elif args.what == "build":
-        build(args.where, args.effort, cases(args.seed, args.cases))
+        build(args.where[0], args.effort, cases(args.seed, args.cases))
     else:
-        run(args.where, args.out / file, cases(args.seed, args.cases), args.ablate, args.seconds)
+        run(args.where[0], args.out / file, cases(args.seed, args.cases), args.ablate, args.seconds)
 
 
 def run(

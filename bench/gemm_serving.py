@@ -23,6 +23,7 @@ import gc
 import importlib
 import itertools
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -136,7 +137,7 @@ class Case:
         config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
         if self.kind != "grouped":
             config = replace(config, dtype=E4M3, scales="blocks", promote=True)
-        plan = plan_grouped(config, rows // experts, n, k, experts, self.kind != "grouped")
+        plan = plan_grouped(config, rows // experts, n, k, self.kind != "grouped")
         return str(plan.config.tile), grouped(plan.config), plan.schedule()
 
 
@@ -399,6 +400,11 @@ def run(cases: tuple[Case, ...], seconds: float, out: Path) -> None:
         write_rows(out / "gemm_serving.json", rows)
 
 
+def anywhere(row: Evidence) -> Evidence:
+    """A row whose command does not say where its machine had its files."""
+    return replace(row, command=re.sub(r" --out \S+", "", row.command))
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -410,7 +416,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "merge":
         old = read_rows(RESULTS) if RESULTS.exists() else []
-        fresh = [row for file in args.paths for row in read_rows(file)]
+        fresh = [anywhere(row) for file in args.paths for row in read_rows(file)]
         known = {row.shape: row for row in (*old, *fresh)}
         write_rows(RESULTS, sorted(known.values(), key=lambda row: CASES.index(row.shape)))
         return

@@ -54,9 +54,14 @@ def inputs(torch: Any, config: ConvolutionConfig, batch: int, heads: int) -> dic
         "kernel": kernel,
         "kernel_re": split.real.bfloat16().contiguous(),
         "kernel_im": split.imag.bfloat16().contiguous(),
-        "x": x.reshape(batch, -1, COLUMNS),
-        "y": torch.full((batch, heads * taps // COLUMNS, COLUMNS), math.nan, **device).bfloat16(),
+        "x": _tiles(x, config),
+        "y": torch.full_like(_tiles(x, config), math.nan),
     }
+
+
+def _tiles(x: Any, config: ConvolutionConfig) -> Any:
+    """[batch, heads, taps] as the kernel takes it."""
+    return x.reshape(len(x), -1, config.taken, COLUMNS)
 
 
 def by_fft(torch: Any, config: ConvolutionConfig, x: Any, kernel: Any) -> Any:
@@ -66,9 +71,9 @@ def by_fft(torch: Any, config: ConvolutionConfig, x: Any, kernel: Any) -> Any:
 
 
 def error(torch: Any, config: ConvolutionConfig, kernel: Any) -> float:
-    """The relative error in norm of a few heads of an odd number of sequences."""
-    given = inputs(torch, config, 3, 5)
-    x = given["x"].reshape(3, 5, -1).double()
+    """The relative error in norm of some heads of an odd number of sequences."""
+    given = inputs(torch, config, 3, 8)
+    x = given["x"].reshape(3, 8, -1).double()
     wide = torch.fft.rfft(given.pop("kernel").double(), n=config.length)
     right = by_fft(torch, config, x, wide)
     kernel(given, {}, int(torch.cuda.current_stream().cuda_stream))

@@ -320,21 +320,21 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
             // Acquire q
             barrier_wait(q_empty + q_cursor.slot * 8, q_cursor.parity ^ 1);
             barrier_expect(q_full + q_cursor.slot * 8, 8192);
-            // Fill load.3 into q  task.py:60
+            // Fill load.3 into q  task.py:61
             tma_load_4d(q_base + q_cursor.slot * 8192 + 0, &q_map, q_full + q_cursor.slot * 8, 0, ((heads_tile * groups) / heads), (i_ * 64), batch_tile);
             // Publish q
             advance<4>(q_cursor);
             // Acquire k
             barrier_wait(k_empty + k_cursor.slot * 8, k_cursor.parity ^ 1);
             barrier_expect(k_full + k_cursor.slot * 8, 8192);
-            // Fill load.4 into k  task.py:60
+            // Fill load.4 into k  task.py:61
             tma_load_4d(k_base + k_cursor.slot * 8192 + 0, &k_map, k_full + k_cursor.slot * 8, 0, ((heads_tile * groups) / heads), (i_ * 64), batch_tile);
             // Publish k
             advance<4>(k_cursor);
             // Acquire v
             barrier_wait(v_empty + v_cursor.slot * 8, v_cursor.parity ^ 1);
             barrier_expect(v_full + v_cursor.slot * 8, 8192);
-            // Fill load.5 into v  task.py:64
+            // Fill load.5 into v  task.py:65
             tma_load_4d(v_base + v_cursor.slot * 8192 + 0, &v_map, v_full + v_cursor.slot * 8, (cols_tile * 64), heads_tile, (i_ * 64), batch_tile);
             // Publish v
             advance<4>(v_cursor);
@@ -374,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
       float product[1][32];
       float product_1[1][32];
       unsigned where_1[1][16];
-      // Run fill.2  task.py:54
+      // Run fill.2  task.py:55
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
@@ -384,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
         const int i_start = 0, i_stop = ((rows + 63) / 64);
         #pragma unroll 1
         for (int i_ = i_start; i_ < i_stop; ++i_) {
-          // Run cast.6  scalar.py:94
+          // Run cast.6  scalar.py:80
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -394,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(q_full + q_cursor.slot * 8, q_cursor.parity);
           const unsigned q_at = in_block(q_base) + q_cursor.slot * 8192;
           advance<4>(q_cursor);
-          // Issue mma.7  scalar.py:94
+          // Issue mma.7  scalar.py:80
           pin(product);
           pin(acc_1);
           wgmma_fence();
@@ -407,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(k_full + k_cursor.slot * 8, k_cursor.parity);
           const unsigned k_at = in_block(k_base) + k_cursor.slot * 8192;
           advance<4>(k_cursor);
-          // Issue mma.8  scalar.py:95
+          // Issue mma.8  scalar.py:81
           pin(product_1);
           wgmma_fence();
           wgmma_m64n64_bf16_ss(product_1[0], descriptor(0x10000, 0x40000040, k_at), descriptor(0x10000, 0x40000040, q_at), 0);
@@ -418,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run mul.13  scalar.py:102
+          // Run mul.13  scalar.py:88
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -427,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 0: product_1
           wgmma_wait<0>();
           pin(product_1);
-          // Run cast.14  scalar.py:103
+          // Run cast.14  scalar.py:89
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -445,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(v_full + v_cursor.slot * 8, v_cursor.parity);
           const unsigned v_at = in_block(v_base) + v_cursor.slot * 8192;
           advance<4>(v_cursor);
-          // Issue mma.15  scalar.py:103
+          // Issue mma.15  scalar.py:89
           pin(product);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, where_1_staged), 1);
@@ -453,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000100, 0x40000040, v_at), descriptor(0x2000100, 0x40000040, where_1_staged), 1);
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000180, 0x40000040, v_at), descriptor(0x2000180, 0x40000040, where_1_staged), 1);
           wgmma_commit();
-          // Issue mma.16  scalar.py:104
+          // Issue mma.16  scalar.py:90
           pin(acc);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(acc[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, k_at), 1);
@@ -464,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run store.19  task.py:74
+          // Run store.19  task.py:75
           if (threadIdx.x % 128 == 0) store_wait_read<0>();
           named_sync<1, 128>();
           if ((cols_tile * 64) + 0 < e && (i_ * 64) + 0 < rows) {

@@ -7,6 +7,8 @@ not a fault: the work was done and a check said no (exit code 1).
 
 from __future__ import annotations
 
+MISSING = "install it with: "  # what every refusal for want of a tool says, before the command
+
 
 class WarploomError(Exception):
     """Base of every error this package raises on purpose."""

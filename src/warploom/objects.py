@@ -108,4 +108,13 @@ def called(where: str, function: Callable[[], T]) -> T:
         frames = traceback.extract_tb(error.__traceback__)
         own = [one for one in frames if not one.filename.startswith((_PACKAGE, "<frozen"))]
         place = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-        raise InputError(f"{where} does not run: {place}{type(error).__name__}: {error}") from error
+        text = f"{where} does not run: {place}{type(error).__name__}: {error}{_nearest(error)}"
+        raise InputError(text) from error
+
+
+def _nearest(error: Exception) -> str:
+    """What may have been meant by an attribute that is none."""
+    if not isinstance(error, AttributeError) or error.obj is None:
+        return ""
+    near = get_close_matches(str(error.name), dir(error.obj), n=1)
+    return f"; nearest: {near[0]}" if near else ""

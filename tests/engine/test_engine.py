@@ -196,7 +196,7 @@ def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -
     assert space.check(point, sizes) < 1e-9
     monkeypatch.setattr("warploom.rewrites.exponents.LOG2E", 1.4)
     with pytest.raises(CheckFailed, match="difference of"):
-        space.check(point, sizes)
+        Space(FILE, {}).check(point, sizes)
 
 
 # ---- the model of time

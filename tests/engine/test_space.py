@@ -112,7 +112,7 @@ def test_slices_of_a_point_are_checked_against_the_textbook(monkeypatch):
 
     monkeypatch.setattr("warploom.autosched.plans.cluster_reduce", short)
     with pytest.raises(CheckFailed, match="difference of"):
-        space.check(point, sizes)
+        Space("examples/textbook_gemm.py:kernel", {}).check(point, sizes)
 
 
 def test_options_of_a_point_are_changed_and_taken_away():

@@ -20,7 +20,7 @@ FILES = {
         "import torch\nfrom warploom import tile as t\nfrom warploom.judge import Problem\n"
         "problem = Problem(lambda x: torch.softmax(x, -1), inputs={'x': t.array(t.FP32, 'm n')},\n"
         "    outputs={'y': t.array(t.FP32, 'm n')}, sizes=[{'m': 5, 'n': 37}],\n"
-        "    timed=[{'m': 4096, 'n': 2048}])\n"
+        "    timed=[{'m': 1024, 'n': 512}])\n"
     ),
     "candidates.py": (
         "import torch\n\n"

@@ -177,3 +177,36 @@ def test_a_step_of_mamba_moves_the_state_in_place():
     y = steps.selective_state_update(state, row[0], row[1], a, row[2], row[3], skip, bias, True)
     assert close(y, want["o"][:, 0])
     assert close(state.transpose(-1, -2), want["final"], 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["token", "head", "step", "none"])
+def test_few_heads_of_many_rows_are_cut_in_segments(kind, monkeypatch):
+    counts, run = [], ops.run_segments
+    monkeypatch.setattr(ops, "run_segments", lambda *a: (counts.append(a[-1]), run(*a)))
+    rows, heads = 4096, 4
+    q, k, v = (normal(1, rows, heads, 64) for _ in range(3))
+    start = torch.randn(1, heads, 64, 64, device="cuda")
+    if kind == "step":
+        dt, a = torch.rand(1, rows, heads, device="cuda") * 0.1, -1 - torch.rand(heads).cuda()
+        out, state = ops.mamba_chunk_scan_combined(
+            v, dt, a, k, q, initial_states=start.transpose(2, 3), return_final_states=True
+        )
+        state = state.transpose(2, 3)
+        want = loop_over_rows("step", 1.0, q=q, k=k, v=v, dt=dt, a=a, initial=start)
+    else:
+        g = {"token": decays(1, rows, heads), "head": decays(heads)}.get(kind)
+        gate = {} if g is None else {"g_gamma" if kind == "head" else "g": g}
+        more = {"scale": 0.5, "initial_state": start, "output_final_state": True}
+        out, state = ops.simple_gla(q, k, v, **gate, **more)
+        want = loop_over_rows(kind, 0.5, q=q, k=k, v=v, g=g, initial=start)
+    assert counts and counts[0] > 1
+    assert close(out, want["o"]) and close(state, want["final"])
+
+
+def test_gated_delta_rule_with_keys_of_128():
+    q, v, beta = normal(2, 300, 2, 128), normal(2, 300, 4, 128), torch.rand(2, 300, 4).cuda()
+    k = torch.nn.functional.normalize(normal(2, 300, 2, 128).float(), dim=-1).bfloat16()
+    g = decays(2, 300, 4)
+    out, state = ops.gated_delta_rule(q, k, v, g, beta, scale=0.5, output_final_state=True)
+    want = loop_over_rows("token", 0.5, q=q, k=k, v=v, g=g, beta=beta)
+    assert close(out, want["o"]) and close(state, want["final"])

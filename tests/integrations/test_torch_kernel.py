@@ -118,6 +118,7 @@ REFUSED = {
         meta(8, 8, dtype=torch.float16), meta(8, 8), 1.0
     ),
     "has no parameter 'd', it has a, b, c, tile": lambda f: warploom.kernel(d="m")(body),
+    'array needs its dimensions, kernel..="m n"': lambda f: warploom.kernel(a="m k", b="k n")(body),
     "expected arrays, such as": lambda f: warploom.kernel(),
     "warploom.kernel of int": lambda f: warploom.kernel(3),
 }

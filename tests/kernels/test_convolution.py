@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.kernels.convolution_reference import reference
 
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
@@ -15,7 +16,6 @@ from warploom.errors import InputError
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices, spectrum
 from warploom.kernels.convolution.program import default_schedule, long_convolution
-from warploom.kernels.convolution.reference import reference
 
 CASES = [
     ConvolutionConfig(length, causal, pairs=2)
@@ -25,13 +25,13 @@ ROUNDING = 8e-3  # of matrices, factors and what lies between, to bf16
 
 
 def case(config, batch=3, seed=1):
-    """(arrays, x, kernel): heads that fill no tile, batches that make no pair."""
+    """(arrays, x, kernel): two tiles of heads, batches that make no pair."""
     random, taps = np.random.default_rng(seed), config.taps
-    heads = 1 + COLUMNS // config.factor // 2  # 1 where a tile has one
+    heads = 2 * config.heads
     x = t.round_to(t.BF16, random.normal(size=(batch, heads, taps)))
     kernel = random.normal(size=(heads, taps)) * np.exp(-4 * np.arange(taps) / taps) / taps**0.5
     wide = spectrum(config, kernel)
-    shape = (batch, heads * taps // COLUMNS, COLUMNS)
+    shape = (batch, 2, config.taken, COLUMNS)
     arrays = {
         "x": x.reshape(shape), "y": np.full(shape, np.nan), **matrices(config),
         "kernel_re": t.round_to(t.BF16, wide.real), "kernel_im": t.round_to(t.BF16, wide.imag),

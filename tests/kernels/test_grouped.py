@@ -1,5 +1,7 @@
 """Grouped and scaled GEMM against float64: interpreted, under random interleavings, as emitted."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -25,7 +27,8 @@ BLOCKS = {"dtype": t.E4M3, "scales": "blocks"}
 RAGGED = (70, 0, 1, 130)
 # name -> (config, rows of the experts, n, k)
 CASES = {
-    "blocks": (GroupedConfig(**BLOCKS), (140,), 200, 300),
+    "blocks": (GroupedConfig(**BLOCKS, brought=True), (140,), 200, 300),
+    "blocks, wide": (GroupedConfig(**BLOCKS, tile=(64, 256)), (100,), 200, 300),
     "blocks, two in flight": (GroupedConfig(**BLOCKS, products_in_flight=2), (140,), 136, 300),
     "promoted rows": (
         GroupedConfig(dtype=t.E4M3, scales="rows", promote=True), (140,), 136, 300,
@@ -38,7 +41,7 @@ CASES = {
         GroupedConfig(groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 128)), RAGGED, 136, 144,
     ),
     "masked": (GroupedConfig(groups="masked", tile=(64, 128)), RAGGED, 136, 72),
-    "masked, blocks": (GroupedConfig(groups="masked", **BLOCKS), RAGGED, 136, 300),
+    "masked, blocks": (GroupedConfig(groups="masked", **BLOCKS, brought=True), RAGGED, 136, 300),
     "swiglu": (GroupedConfig(groups="rows", swiglu=True, tile=(64, 64)), RAGGED, 72, 72),
     "swiglu, blocks": (
         GroupedConfig(groups="rows", swiglu=True, **BLOCKS, tile=(64, 128)), RAGGED, 128, 272,
@@ -112,17 +115,45 @@ def test_the_emitted_list_of_tasks():
 
 
 def test_vectors_along_rows_come_by_the_producer():
-    config = GroupedConfig(**BLOCKS)
-    program = grouped(config)
-    brought = emitted(program, grouped_schedule(config)).text
-    read = emitted(program, multistage(program, 4, LaunchPlan(split="m"), in_flight=0)).text
-    assert "scale_a_map" in brought and "scale_a_data" not in brought
-    assert "scale_a_map" not in read and "scale_a_data" in read
+    texts = [
+        emitted(grouped(one), grouped_schedule(one)).text
+        for one in (GroupedConfig(**BLOCKS, brought=True), GroupedConfig(**BLOCKS))
+    ]
+    assert "scale_a_map" in texts[0] and "scale_a_data" not in texts[0]
+    assert "scale_a_map" not in texts[1] and "scale_a_data" in texts[1]
+
+
+def test_a_vector_that_begins_at_any_row_is_not_copied():
+    def body(a, b, scale, c, shift):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        rows, acc = t.span(i * 64 + shift, 64), t.zeros(m=64, n=64)
+        for j in t.loop(t.cdiv(t.size("k"), 64)):
+            depth = t.span(j * 64, 64)
+            product = t.load(a, rows, depth) @ t.load(b, t.span(0, 64), depth)
+            acc[:] = acc + product * t.load(scale, j, rows)
+        t.store(c, rows, t.span(0, 64), tile=acc)
+
+    kinds = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "n k")}
+    kinds |= {"scale": t.array(t.FP32, "depth m"), "c": t.array(t.FP32, "m n")}
+    for shift in (4, 1):
+        program = t.trace(body, kinds, name="shifted", shift=shift)
+        made = partial(multistage, program, 2, LaunchPlan(), 1, 0, vectors=True)
+        if shift == 4:
+            assert made()
+            continue
+        with pytest.raises(InputError, match="begin at multiples of 16 B"):
+            made()
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"groups": "each"}, {"scales": "blocks"}, {**BLOCKS, "b": "kn"}, {**BLOCKS, "tile": (64, 96)}],
+    [
+        {"groups": "each"},
+        {"scales": "blocks"},
+        {**BLOCKS, "b": "kn"},
+        {**BLOCKS, "tile": (64, 96)},
+        {**BLOCKS, "groups": "rows", "brought": True},
+    ],
 )
 def test_what_no_kernel_is_for_is_refused(options):
     with pytest.raises(InputError, match="grouped gemm"):

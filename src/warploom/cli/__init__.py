@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
@@ -123,6 +125,9 @@ def usage(error: Exception, message: str) -> str:
     path = getattr(getattr(error, "ctx", None), "command_path", "warploom")
     text = message.rstrip(".").replace("\n", " ")
     command = str(path).removeprefix("warploom").strip()
+    asked = re.fullmatch(r"No such command '(\w+)'", text)
+    if asked and (near := get_close_matches(asked[1], COMMANDS, n=1)) and not command:
+        text += f", nearest: {near[0]}"
     return f"{command}: {text} (see {path} --help)" if command else f"{text} (see {path} --help)"
 
 

@@ -31,52 +31,56 @@ PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.v
 )
 
 
+What = Annotated[
+    str,
+    typer.Argument(
+        help="FILE.cubin, a folder of warploom build or optimize, file.py:object, or a script "
+        "FILE.py: every Triton kernel that it launches"
+    ),
+]
+Measure = Annotated[str, typer.Option(help="gpu, model, or auto: the GPU when there is one")]
+Arch = Annotated[int | None, typer.Option(help="80 or 90, for file.py:object and a script")]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value: a size of a build folder's kernel")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="refuse an --out without a search to go on from")
+]
+Policy = Annotated[Path | None, typer.Option(help="ppo: start from this pre-trained policy")]
+Only = Annotated[list[str] | None, typer.Option(help="of a script: tune this kernel, repeatable")]
+Listing = Annotated[
+    bool, typer.Option("--list", help="of a script: say what it launches, and tune nothing")
+]
+Arguments = Annotated[list[str] | None, typer.Argument(help="a script's own arguments, behind --")]
+
+
 def tune(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="FILE.cubin, a folder of warploom build or optimize, file.py:object, or a script "
-            "FILE.py: every Triton kernel that it launches"
-        ),
-    ],
+    target: What,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
     search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "guided",
-    measure: Annotated[
-        str, typer.Option(help="gpu, model, or auto: the GPU when there is one")
-    ] = "auto",
-    budget: Annotated[str, typer.Option(help="wall clock, as 60s, 5m or 2h")] = "60s",
+    measure: Measure = "auto",
+    budget: Annotated[str, typer.Option(help="wall clock of a kernel, as 60s, 5m or 2h")] = "60s",
     candidates: Annotated[int | None, typer.Option(help="stop after so many candidates")] = None,
     moves: Annotated[
         str, typer.Option(help=f"comma-separated, of {', '.join(MOVES)}, or all")
     ] = ",".join(STEPS),
     kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
     launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
-    arch: Annotated[int | None, typer.Option(help="80 or 90, for file.py:object")] = None,
-    sizes: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value: a size of a build folder's kernel")
-    ] = None,
+    arch: Arch = None,
+    sizes: Sizes = None,
     alias: Alias = AliasMode.STRICT,
     samples: Annotated[int, typer.Option(help="random inputs for the final check")] = 0,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="refuse an --out without a search to go on from")
-    ] = False,
-    policy: Annotated[
-        Path | None, typer.Option(help="ppo: start from this pre-trained policy")
-    ] = None,
+    resume: Resume = False,
+    policy: Policy = None,
     steps: Annotated[int | None, typer.Option(help="ppo: stop after so many steps in all")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="of a script: tune this kernel, repeatable")
-    ] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="of a script: say what it launches, and tune nothing")
-    ] = False,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="a script's own arguments, behind --")
-    ] = None,
+    only: Only = None,
+    listing: Listing = False,
+    arguments: Arguments = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
-    """Search for a faster order and control code of one kernel; verify, test, write the result."""
+    """A faster order and control code of a kernel, or of all that a script launches: searched,
+    verified, tested, written."""
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),
@@ -95,8 +99,7 @@ def tune(
     if is_script(target):
         if kernel or launch or sizes:
             raise InputError(f"--kernel, --launch and --set go with other targets; {target} is run")
-        console.say(f"running {target}: its Triton kernels are noted as it launches them")
-        found = record(Path(target), arguments or [], out / "recorded", arch)
+        found = record(Path(target), arguments or [], out / "recorded", arch, console.say)
         _script(found, found.chosen(only or []), listing, settings, out, console, json_output)
         return
     if only or listing or arguments:

@@ -88,7 +88,15 @@ class Space:
 
     def rewritten(self, point: Point) -> Program:
         """The textbook at the point's sizes, by its rules, before it is laid out."""
-        return applied(self.textbook(point.settings), point.rules)
+        key = point.settings, point.rules
+        if key not in self._rewritten:
+            self._rewritten[key] = applied(self.textbook(point.settings), point.rules)
+        return self._rewritten[key]
+
+    @cached_property
+    def _rewritten(self) -> dict[tuple[object, object], Program]:
+        """By choice of sizes and rules."""
+        return {}
 
     def laid_out(self, program: Program, point: Point) -> tuple[Program, LaunchPlan]:
         """A program that `rewritten` gave, and the point's launch plan for it."""
@@ -116,7 +124,14 @@ class Space:
 
     def forms(self, settings: tuple[tuple[str, str], ...]) -> tuple[Form, ...]:
         """What the rules make of the program at these sizes."""
-        return forms(self.textbook(settings))
+        if settings not in self._forms:
+            self._forms[settings] = forms(self.textbook(settings))
+        return self._forms[settings]
+
+    @cached_property
+    def _forms(self) -> dict[tuple[tuple[str, str], ...], tuple[Form, ...]]:
+        """By choice of sizes."""
+        return {}
 
     def __contains__(self, point: Point) -> bool:
         """Whether a search may come to a point: its sizes are open ones (the usual one where it

@@ -70,6 +70,7 @@ TIE = 1.005  # times that close are taken as equal: the model's error is larger
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 BESIDE_SUMS = 32  # registers of a thread for addresses and operands
 WARP_GROUP = 128  # threads
+NEAR = 1.25  # times the best at other sizes
 ROUNDING = 1e-6  # of a prediction that is made again
 STEP = 1.05  # times between which bounds do not tell
 PLANS = 3  # of a point that are compiled, of all that were ranked
@@ -190,19 +191,27 @@ class _Search:
         return self.explored
 
     def _elsewhere(self, count: int) -> list[Point]:
-        """The points of least predicted time, by replays of them at other array sizes."""
-        fastest: dict[Point, float] = {}
+        """The points of least predicted time, by replays of them at other array sizes; what was far
+        from the best there is not asked for."""
+        known: list[tuple[str, Point, Row]] = []
         for settings in self.space.sizes():
             try:
                 rows = list(self.store.useful(*self._program_key(settings)))
             except WarploomError:
                 continue
-            for text, row in rows:
+            made = {form.rules for form in self.space.forms(settings)} if rows else ()
+            for sizes, text, row in rows:
                 point = Point.from_json(json.loads(text.partition(" in ")[0]))
-                if point not in fastest and point.order != SOLVED:
-                    fastest[point] = self._guess(point, row)
+                known += [(sizes, point, row)] * (point.order != SOLVED and point.rules in made)
+        best: dict[str, float] = {}
+        for sizes, _, row in known:
+            best[sizes] = min(row.predicted or inf, best.get(sizes, inf))
+        fastest: dict[Point, float] = {}
+        for sizes, point, row in known:
+            if point not in fastest and (row.predicted or inf) <= NEAR * best[sizes]:
+                fastest[point] = self._guess(point, row)
         ranked = sorted(fastest, key=lambda point: fastest[point])
-        return [point for point in ranked[:count] if fastest[point] < float("inf")]
+        return [point for point in ranked[:count] if fastest[point] < inf]
 
     def _guess(self, point: Point, row: Row) -> float:
         """Microseconds at the sizes of this search, from a replay at others; infinite where there

@@ -66,15 +66,15 @@ class PointStore:
             row = found.fetchone()
         return None if row is None else _row(*row)
 
-    def useful(self, program: str, gpu: str, compiler: str) -> Iterator[tuple[str, Row]]:
-        """(point, row) of a program at any sizes, of those that were predicted."""
+    def useful(self, program: str, gpu: str, compiler: str) -> Iterator[tuple[str, str, Row]]:
+        """(sizes, point, row) of a program at any sizes, of those that were predicted."""
         query = (
-            "select point, predicted, measured, refused, told from points "
+            "select sizes, point, predicted, measured, refused, told from points "
             "where program = ? and gpu = ? and compiler = ? and predicted is not null"
         )
-        for point, *row in self._file.execute(query, (program, gpu, compiler)).fetchall():
+        for sizes, point, *row in self._file.execute(query, (program, gpu, compiler)).fetchall():
             if (found := _row(*row)) is not None:
-                yield point, found
+                yield sizes, point, found
 
     def put(self, key: tuple[str, ...], row: Row) -> None:
         """Write a row; one that was there under the key gives way."""

@@ -15,7 +15,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.engine.points import Space
 from warploom.engine.search import Explored, search
 from warploom.engine.store import PointStore
-from warploom.errors import CheckFailed, DeviceError, ToolMissing, WarploomError
+from warploom.errors import MISSING, CheckFailed, DeviceError, ToolMissing, WarploomError
 from warploom.files import cache_folder
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
@@ -70,6 +70,8 @@ def choose(
         usable = [one for one in usable if not one.trial.refused]
     if not usable:
         told = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
+        if trials and all(MISSING in trial.refused for trial in trials):
+            raise ToolMissing(f"{settings.name}: {told}")
         raise CheckFailed(f"{settings.name}: no schedule is of use: {told}")
     times = {trial.name: trial.microseconds for trial in trials}
     space = [

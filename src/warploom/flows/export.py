@@ -12,7 +12,7 @@ from warploom.errors import CheckFailed, InputError
 from warploom.files import check_folder
 from warploom.flows.built import from_file, read_build, scheduled
 from warploom.flows.static_verdict import static_verdict
-from warploom.integrations.exports.forms import FORMS, write
+from warploom.integrations.exports.forms import FORMS, tvm_ffi_tools, write
 from warploom.integrations.exports.manifest import (
     Shipped,
     check_files,
@@ -43,6 +43,8 @@ def export(
     if form not in FORMS:
         raise InputError(f"--to {form!r}: expected one of {', '.join(FORMS)}")
     check_folder(folder)
+    if form == "tvm-ffi":
+        tvm_ffi_tools()  # before anything is built
     if all(Path(_split(text)[1]).is_dir() for text in kernels) and (settings or gpu):
         given = "--set" if settings else "--gpu"
         raise InputError(f"{given}: {kernels[0]} was built already, with settings of its own")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -77,7 +77,13 @@ def is_script(text: str) -> bool:
     return text.endswith(".py")
 
 
-def record(script: Path, arguments: Sequence[str], folder: Path, arch: int | None) -> Recorded:
+def record(
+    script: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    arch: int | None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Recorded:
     """Run a script and write what it launched into `folder`.
 
     Ctrl-C ends the script; what it launched until then is kept. Raises `InputError` for a script
@@ -86,6 +92,7 @@ def record(script: Path, arguments: Sequence[str], folder: Path, arch: int | Non
     if not script.is_file():
         raise InputError(f"{script}: no such file")
     triton_module()
+    say(f"running {script}: its Triton kernels are noted as it launches them")
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / triton_record.RECORD
     place.unlink(missing_ok=True)

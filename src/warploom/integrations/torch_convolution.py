@@ -109,14 +109,15 @@ def _run(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> Any:
     batch, heads, taps = x.shape
     if x.numel() == 0:
         return torch.empty_like(x)
-    rows = torch.nn.functional.pad(x, (0, config.taps - taps)).contiguous()
-    rows = rows.view(batch, -1, COLUMNS)
+    # Heads fill their last tile, too.
+    more = -heads % config.heads
+    rows = torch.nn.functional.pad(x, (0, config.taps - taps, 0, more)).contiguous()
+    rows = rows.view(batch, -1, config.taken, COLUMNS)
     y = torch.empty_like(rows)
     kernel = built_kernel((config,), x, lambda: build(program(config), default_schedule(config)))
     given = {"x": rows, "y": y, "kernel_re": kernel_re, "kernel_im": kernel_im}
     kernel(given | _constants(config, x.device), {}, current_stream(x))
-    found = y.view(batch, heads, config.taps)
-    return found if taps == config.taps else found[..., :taps].contiguous()
+    return y.view(batch, heads + more, config.taps)[:, :heads, :taps].contiguous()
 
 
 def _fake(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> Any:

@@ -53,7 +53,8 @@ SCHEMA = (
     "Tensor? scale_b=None, ScalarType? out_dtype=None, bool use_fast_accum=False, "
     "bool swiglu=False, int expected_rows=0) -> Tensor"
 )
-PITCH = 4  # fp32 scales of which the copy engine wants a multiple
+# What the copy engine wants multiples of: fp32 scales of a pitch, and bytes of an address.
+PITCH, ALIGNED = 4, 16
 
 
 def _config(
@@ -148,14 +149,15 @@ def _run(*args: Any) -> Any:
         arrays["scale_a"] = scale_a.reshape(mat_a.shape[:-1]).contiguous()
         columns = (*mat_b.shape[:-2], mat_b.shape[-1])
         arrays["scale_b"] = scale_b.reshape(columns).contiguous()
-    brought = False
+    aligned = False
     if config.scales == "blocks":
         arrays["scale_a"] = _last(scale_a.transpose(-1, -2))
         arrays["scale_b"] = _last(scale_b.transpose(-1, -2))
-        brought = arrays["scale_a"].stride(-2) % PITCH == 0
+        of_a = arrays["scale_a"]
+        aligned = not (of_a.stride(-2) % PITCH or of_a.data_ptr() % ALIGNED)
     experts = 1 if config.groups == "none" else mat_b.shape[0]
     rows = expected_rows or (mat_a.shape[-2] // (experts if offs is not None else 1))
-    plan = plan_grouped(config, rows, out.shape[-1], mat_a.shape[-1], experts, brought)
+    plan = plan_grouped(config, rows, out.shape[-1], mat_a.shape[-1], aligned)
     if lengths is not None:
         arrays["lengths"] = lengths
     if offs is not None:
@@ -171,7 +173,9 @@ def _run(*args: Any) -> Any:
 
 def _last(tensor: Any) -> Any:
     """With its last dimension contiguous."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    if tensor.stride(-1) == 1:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def list_of_tasks(offs: Any, mat_a: Any, rows: int) -> Any:

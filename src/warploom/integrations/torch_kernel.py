@@ -290,6 +290,12 @@ def kernel(made: Any = None, /, **arrays: Array | str) -> Any:
             f"warploom.kernel: {body.__name__} has no parameter {unknown[0]!r}, it has "
             f"{', '.join(parameters)}"
         )
+    for name, one in parameters.items():
+        if name not in arrays and one.default is one.empty:
+            raise InputError(
+                f"warploom.kernel: {body.__name__} has a parameter {name} without a default: an "
+                f'array needs its dimensions, kernel({name}="m n"), a setting needs a default'
+            )
     program = described(body, _arrays(arrays, {}))
     made = TileKernel(program, where=home, body=body, declared=dict(arrays), home=home)
     made.__dict__["__doc__"] = body.__doc__

@@ -21,6 +21,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
+from warploom.integrations.torch_segments import best_count, run_segments
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.task import CHUNK
@@ -123,6 +124,10 @@ def _run(*args: Any) -> tuple[Any, ...]:
     if out.numel() == 0:
         return results
     allow = ALLOW if keep else ()
+    if (count := best_count(config, v)) > 1:
+        arrays = tensors | {"o": out} | ({"final": state} if final else {})
+        run_segments(config, arrays, scale, count)
+        return results
 
     def make() -> Built:
         return build(recurrent(config), default_schedule(config), allow=allow)

@@ -6,9 +6,12 @@ A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a use
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,8 +244,19 @@ def entry(name: str) -> Entry:
     if name not in KERNELS:
         raise InputError(
             f"kernel {name!r}: expected one of {', '.join(sorted(KERNELS))}, or FILE.py:OBJECT"
+            f"{_meant(name)}"
         )
     return KERNELS[name]
+
+
+def _meant(name: str) -> str:
+    """What a name that is none may have been for: a kernel, or functions of a file."""
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    if path.is_file():
+        found = re.findall(r"^def ([a-zA-Z]\w*)", path.read_text(errors="replace"), re.MULTILINE)
+        return f"; {path} has {', '.join(f'{path}:{one}' for one in found[:4])}" if found else ""
+    near = get_close_matches(name, KERNELS, n=1)
+    return f"; nearest: {near[0]}" if near else ""
 
 
 def user_entry(kernel: UserKernel) -> Entry:

@@ -29,7 +29,7 @@ class Tile:
     `[m, n]`. `a @ b` contracts the one axis both have.
     """
 
-    __array_priority__ = 1000
+    __array_ufunc__ = None  # numpy's numbers leave operators to it, and numpy's functions refuse it
 
     def __init__(self, var: Var) -> None:
         self.var = var

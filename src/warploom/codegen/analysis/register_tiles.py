@@ -16,7 +16,6 @@ warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j
 from __future__ import annotations
 
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
-from warploom.codegen.passes.copies import original
 from warploom.errors import InputError
 from warploom.tile import TileType, Var
 from warploom.tile.dtypes import FP8, HALVES
@@ -73,10 +72,16 @@ class RegisterTiles:
 
     def is_fragment(self, var: Var) -> bool:
         """Whether an 8-bit tile is a matmul's first operand: four to a word, in its order."""
-        return var.type.dtype.name in FP8 and original(var.name) in self.placement.left_operands
+        return var.type.dtype.name in FP8 and _original(var.name) in self.placement.left_operands
 
     def part_rows(self, axis: str, size: int) -> int:
         """Rows from one group's part to the next along an axis of that size; 0: all have all."""
         if axis not in self.placement.splits or self.placement.parts == 1:
             return 0
         return size // self.placement.parts
+
+
+def _original(name: str) -> str:
+    """The tile that a name is a copy of; its own for others."""
+    tile, mark, number = name.rpartition("_copy")
+    return tile if mark and number.isdigit() else name

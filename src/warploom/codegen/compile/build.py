@@ -318,4 +318,7 @@ def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str
     for note in resources.notes:
         for fault, pattern in FAULTS.items():
             if fault not in allow and re.search(pattern, note, re.IGNORECASE):
-                raise CheckFailed(f"{name}: ptxas says: {note} (allow {fault!r} to accept it)")
+                raise CheckFailed(
+                    f"{name}: ptxas says: {note} (mostly too many registers: a smaller tile takes "
+                    f"fewer; allow {fault!r} to accept it)"
+                )

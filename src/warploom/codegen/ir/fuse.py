@@ -93,8 +93,9 @@ def fuse(program: Program) -> Fusion:
 
 def slot_loads(program: Program) -> frozenset[str]:
     """The loads that rings of shared memory hold, by their tiles: what matmuls read, and in a loop
-    around a matmul 16-bit tiles that several ops read element by element and nothing else does, and
-    8-bit tiles that only casts to a matmul's first operand read."""
+    around a matmul 16-bit tiles that several ops, or one that transposes them, read element by
+    element and nothing else does, and 8-bit tiles that only casts to a matmul's first operand
+    read."""
     readers: dict[str, list[Op]] = defaultdict(list)
     for op in program.ops():
         for src in op.srcs:
@@ -111,7 +112,9 @@ def slot_loads(program: Program) -> frozenset[str]:
             plain = all(
                 works_on_elements(use) and _shape_of(use) == set(kind.names) for use in uses
             )
-            if fits and plain and len(uses) > 1 and not any(use.kind == "copy" for use in uses):
+            # One that is read across comes by rows, and is turned on its way into registers.
+            asked = len(uses) > 1 or any(use.kind == "transpose" for use in uses)
+            if fits and plain and asked and not any(use.kind == "copy" for use in uses):
                 found.add(name)
             if len(kind.axes) == 2 and kind.dtype.name in FP8 and _widened(uses, readers):
                 found.add(name)

@@ -18,6 +18,7 @@ from functools import cached_property
 from warploom.codegen.ir.axes import one_slot, separate_axes
 from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, slot_loads, works_on_elements
 from warploom.codegen.ir.layout import (
+    CHUNK,
     INSTRUCTION_K_BYTES,
     Operand,
     SharedTile,
@@ -28,6 +29,7 @@ from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.dtypes import FP8
+from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
@@ -218,6 +220,12 @@ def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
 
 def _brought(load: Op) -> SharedTile:
     assert load.dst is not None
+    start = load.spans[-1].start
+    if multiple_of(start) * load.dst.type.dtype.bytes % CHUNK:
+        raise InputError(
+            f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin "
+            f"at multiples of {CHUNK} B; let the compute groups load it"
+        )
     try:
         return vector_tile(load.dst.type)
     except InputError as error:

@@ -31,12 +31,6 @@ def copy_name(name: str, copy: int) -> str:
     return name if copy == 0 else f"{name}_copy{copy}"
 
 
-def original(name: str) -> str:
-    """The tile that a name is a copy of; its own for others."""
-    tile, mark, number = name.rpartition("_copy")
-    return tile if mark and number.isdigit() else name
-
-
 def expandable(placement: Placement, loop: Loop) -> tuple[str, ...]:
     """Register tiles that every iteration writes before it reads them, so that copies may exist."""
     own = [op for op in loop.body if isinstance(op, Op) and op.id in placement.fusion.kept]

@@ -171,8 +171,8 @@ def _index(kernel: Mapping[str, Any], parameter: Mapping[str, Any]) -> int:
     return [one["name"] for one in kernel["launch"][where]].index(parameter[name])
 
 
-def _tvm_ffi(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) -> dict[str, bytes]:
-    """One shared library, compiled here: it runs where apache-tvm-ffi is."""
+def tvm_ffi_tools() -> tuple[str, Path]:
+    """The C++ compiler and the folder of apache-tvm-ffi; raises `ToolMissing` without them."""
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         raise ToolMissing(
@@ -182,7 +182,12 @@ def _tvm_ffi(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) 
     found = importlib.util.find_spec("tvm_ffi")
     if found is None or found.origin is None:
         raise ToolMissing("export --to tvm-ffi needs its headers: pip install 'warploom[export]'")
-    package = Path(found.origin).parent
+    return compiler, Path(found.origin).parent
+
+
+def _tvm_ffi(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) -> dict[str, bytes]:
+    """One shared library, compiled here: it runs where apache-tvm-ffi is."""
+    compiler, package = tvm_ffi_tools()
     with tempfile.TemporaryDirectory() as text:
         folder, library = Path(text), f"{title}.so"
         for name, data in _c(title, manifest, cubins).items():

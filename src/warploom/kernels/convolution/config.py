@@ -43,6 +43,11 @@ class ConvolutionConfig:
         return self.factor == COLUMNS
 
     @property
+    def heads(self) -> int:
+        """Heads of a tile."""
+        return ROWS // self.factor
+
+    @property
     def taps(self) -> int:
         """Elements of a sequence, and of a kernel at most."""
         return self.length // 2 if self.causal else self.length

@@ -26,18 +26,20 @@ Wide = NDArray[Any]  # of complex128
 def matrices(config: ConvolutionConfig) -> Mapping[str, Real]:
     """The constant arrays of the program, as it takes them: rounded to bf16.
 
-    `left: [64, rows of x]`, `right: [64, 64]`, `back: [64, 64]` and `twiddle: [64, 64]`, each as
-    its real part `_re` and its imaginary part `_im`.
+    `left: [64, rows of x]`, `right: [64, 64]`, of causal sequences `back: [64, 64]`, and
+    `twiddle: [64, 64]`, each as its real part `_re` and its imaginary part `_im`; the way back is
+    by their conjugates.
     Both directions together divide by N, each product by the root of its length.
     """
     factor, each = config.factor, config.factor // (2 if config.causal else 1)
-    count = ROWS // factor
+    count = config.heads
     own, zeros = _transform(factor), np.zeros((ROWS - config.taken, ROWS))
     found: dict[str, Wide] = {
         "left": _blocks(own[:, :each], count),
         "right": _transform(COLUMNS),
-        "back": np.concatenate([_blocks(own[:each].conj(), count), zeros]),
     }
+    if config.causal:
+        found["back"] = np.concatenate([_blocks(own[:each], count), zeros])
     named: dict[str, Real] = {}
     for name, matrix in found.items():
         named |= {f"{name}_re": _narrow(np.real(matrix)), f"{name}_im": _narrow(np.imag(matrix))}

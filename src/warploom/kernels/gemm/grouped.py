@@ -43,6 +43,7 @@ from warploom.tile import (
     min_along,
     minimum,
     minimum_index,
+    part_begin,
     read,
     silu,
     size,
@@ -53,6 +54,7 @@ from warploom.tile import (
     where,
     zeros,
 )
+from warploom.tile.index import IndexLike
 
 SCALED = 128  # elements that a block scale is for, along each axis
 STEP_BYTES = 128  # of k in a step
@@ -74,6 +76,8 @@ class GroupedConfig:
              block scales it always is
     products_in_flight  promoted products that are started together, so that the sums of one are
              added while the others run
+    brought  the producer brings the block scales of a's rows, which takes a pitch of 16 bytes and
+             tiles that begin at multiples of 4 rows; else threads read them an iteration ahead
     """
 
     dtype: DType = BF16
@@ -85,6 +89,7 @@ class GroupedConfig:
     tile: tuple[int, int] = (128, 128)
     promote: bool = False
     products_in_flight: int = 1
+    brought: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
@@ -99,10 +104,15 @@ class GroupedConfig:
             raise InputError(
                 f"grouped gemm of {self.dtype} with scales={self.scales!r}: expected 8-bit elements"
             )
-        if self.scales == "blocks" and SCALED % self.tile[1]:
+        if self.scales == "blocks" and SCALED % self.tile[1] and self.tile[1] % SCALED:
             raise InputError(
                 f"grouped gemm tile of {self.tile[1]} columns with block scales: expected a "
-                f"divisor of {SCALED}"
+                f"divisor or a multiple of {SCALED}"
+            )
+        if self.brought and (self.scales != "blocks" or self.groups == "rows"):
+            raise InputError(
+                f"grouped gemm brought=True with scales={self.scales!r} groups={self.groups!r}: "
+                "expected block scales, and tiles that begin at multiples of 4 rows"
             )
         together = self.products_in_flight
         if together < 1 or (together > 1 and (not self.promoted or self.swiglu)):
@@ -110,6 +120,12 @@ class GroupedConfig:
                 f"grouped gemm products_in_flight={together}: expected >= 1, and 1 unless promoted "
                 "or with swiglu"
             )
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """A tile's columns lie in so many parts of so many: blocks of b have a scale each."""
+        wide = min(self.tile[1], SCALED) if self.scales == "blocks" else self.tile[1]
+        return self.tile[1] // wide, wide
 
     @property
     def promoted(self) -> bool:
@@ -152,8 +168,8 @@ def grouped(config: GroupedConfig) -> Program:
 
 @dataclass(frozen=True)
 class _Task:
-    """Where a task's tile is: leading indices of a and of b, its rows and its columns, and how many
-    steps it takes."""
+    """Where a task's tile is: leading indices of a and of b, its rows and its columns, how many
+    steps it takes, and how many those of a part of the rows take."""
 
     of_a: tuple[Index, ...]
     of_b: tuple[Index, ...]
@@ -161,6 +177,7 @@ class _Task:
     stop: Index | None
     column: Index
     steps: Index
+    until: Index | None
 
 
 def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
@@ -169,95 +186,120 @@ def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
     rows, columns = cdiv(size("m"), bm), cdiv(size("n"), bn)
     if config.groups == "none":
         m, n = grid(m=rows, n=columns)
-        return _Task((), (), m * bm, None, n * bn, steps)
+        return _Task((), (), m * bm, None, n * bn, steps, None)
     if config.groups == "masked":
         expert, m, n = grid(experts=size("experts"), m=rows, n=columns)
-        stop = minimum_index(read(rest["lengths"], expert), size("m"))
-        live = minimum_index(maximum_index(stop - m * bm, 0), 1)
-        return _Task((expert,), (expert,), m * bm, stop, n * bn, steps * live)
-    tile, n = grid(tiles=size("tiles"), n=columns)
-    expert, first, stop = (read(rest["tasks"], tile, part) for part in range(3))
-    live = minimum_index(maximum_index(stop - first, 0), 1)
-    return _Task((), (expert,), first, stop, n * bn, steps * live)
+        first, stop = m * bm, minimum_index(read(rest["lengths"], expert), size("m"))
+        of_a = (expert,)
+    else:
+        tile, n = grid(tiles=size("tiles"), n=columns)
+        expert, first, stop = (read(rest["tasks"], tile, part) for part in range(3))
+        of_a = ()
+
+    def of_rows(begin: IndexLike) -> Index:
+        """The steps of rows from `begin` on: none where there are no such rows."""
+        return steps * minimum_index(maximum_index(stop - first - begin, 0), 1)
+
+    until = of_rows(part_begin("m"))
+    return _Task(of_a, (expert,), first, stop, n * bn, of_rows(0), until)
 
 
 def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array) -> None:
-    bm, bn = config.tile
+    bm, _ = config.tile
     task = _task(config, rest)
-    rows, cols = span(task.first, bm, "m"), span(task.column, bn, "n")
-    sums = [zeros(m=bm, n=bn) for _ in range(1 + config.swiglu)]
+    rows = span(task.first, bm, "m")
+    count, wide = config.parts
+    columns = [
+        task.column + part * wide + half * size("n")
+        for part in range(count)
+        for half in range(1 + config.swiglu)
+    ]
+    sums = [zeros(m=bm, n=wide) for _ in columns]
+    scales = _Scales(config, task, columns, rest)
     together = config.products_in_flight
-    of_b = _scales_of_b(config, task, 0, rest)
-    for i in loop((task.steps + (together - 1)) // together):
+    of_b, of_a = scales.of_b(0), scales.of_a(0)
+    until = None if task.until is None else (task.until + (together - 1)) // together
+    for i in loop(0, (task.steps + (together - 1)) // together, until=until):
         # Read an iteration ahead, so that they have arrived when they are wanted.
-        ahead = _scales_of_b(config, task, i + 1, rest)
+        next_b, next_a = scales.of_b(i + 1), scales.of_a(i + 1)
         products: list[Tile] = []
         factors: list[Tile] = []
         for part in range(together):
             depth = span((i * together + part) * config.step, config.step)
             at = load(a, *task.of_a, rows, depth)
-            for half in range(len(sums)):
-                own = span(task.column + half * size("n"), bn, "n")
+            for number, column in enumerate(columns):
+                own = span(column, wide, "n")
                 sides = (own, depth) if config.b == "nk" else (depth, own)
                 product = at @ load(b, *task.of_b, *sides)
                 if not config.promoted:
-                    sums[half] += product
+                    sums[number] += product
                     continue
-                products.append(product)
                 if of_b and not factors:  # made while the first product runs
-                    factors = _factors(config, task, i, of_b, rest)
-        for number, product in enumerate(products):
-            acc = sums[number % len(sums)]
-            acc[:] = acc + (product * factors[number] if factors else product)
-        for scale, following in zip(of_b, ahead, strict=True):
+                    factors = scales.factors(i, of_a, of_b)
+                products.append(product)
+                if together == 1:  # one at a time: several need more registers than there are
+                    _add(sums[number], product, factors[number : number + 1])
+        for number, product in enumerate(products if together > 1 else []):
+            _add(sums[number % len(sums)], product, factors[number : number + 1])
+        for scale, following in zip((*of_b, *of_a), (*next_b, *next_a), strict=True):
             scale[:] = following
-    results = [_by_rows(config, acc, half, task, rest) for half, acc in enumerate(sums)]
-    out = silu(results[0]) * results[1] if config.swiglu else results[0]
-    kept = span(task.first, bm, "m", stop=task.stop)
-    store(c, *task.of_a, kept, cols, tile=out.cast(config.out))
+    results = [scales.by_rows(*one) for one in zip(sums, columns, strict=True)]
+    halves = 1 + config.swiglu
+    for part in range(count):
+        first, *others = results[part * halves : (part + 1) * halves]
+        out = silu(first) * others[0] if others else first
+        kept = span(task.first, bm, "m", stop=task.stop)
+        cols = span(task.column + part * wide, wide, "n")
+        store(c, *task.of_a, kept, cols, tile=out.cast(config.out))
 
 
-def _scales_of_b(
-    config: GroupedConfig, task: _Task, i: Index | int, rest: dict[str, Array]
-) -> list[Tile]:
-    """The block scales of b for the products of an iteration."""
-    if config.scales != "blocks":
-        return []
-    together = config.products_in_flight
-    return [
-        load(
-            rest["scale_b"],
-            *task.of_b,
-            (task.column + half * size("n")) // SCALED,
-            i * together + part,
-        )
-        for part in range(together)
-        for half in range(1 + config.swiglu)
-    ]
+def _add(acc: Tile, product: Tile, factor: list[Tile]) -> None:
+    acc[:] = acc + (product * factor[0] if factor else product)
 
 
-def _factors(
-    config: GroupedConfig, task: _Task, i: Index, of_b: list[Tile], rest: dict[str, Array]
-) -> list[Tile]:
-    """The factors of the products of an iteration, one a row."""
-    rows = span(task.first, config.tile[0], "m")
-    found: list[Tile] = []
-    for part in range(config.products_in_flight):
-        of_a = load(rest["scale_a"], *task.of_a, i * config.products_in_flight + part, rows)
-        found += [of_a * of_b[len(found) + half] for half in range(1 + config.swiglu)]
-    return found
+@dataclass(frozen=True)
+class _Scales:
+    """The scales of a task's operands, for products with columns of b from `columns` on."""
 
+    config: GroupedConfig
+    task: _Task
+    columns: list[Index]
+    arrays: dict[str, Array]
 
-def _by_rows(
-    config: GroupedConfig, acc: Tile, half: int, task: _Task, rest: dict[str, Array]
-) -> Tile:
-    """Sums times the scales of their rows and columns."""
-    if config.scales != "rows":
-        return acc
-    bm, bn = config.tile
-    own = span(task.column + half * size("n"), bn, "n")
-    scaled = acc * load(rest["scale_a"], *task.of_a, span(task.first, bm, "m"))
-    return scaled * load(rest["scale_b"], *task.of_b, own)
+    def of_b(self, i: Index | int) -> list[Tile]:
+        """The block scales of b for the products of iteration i."""
+        if self.config.scales != "blocks":
+            return []
+        together, array = self.config.products_in_flight, self.arrays["scale_b"]
+        return [
+            load(array, *self.task.of_b, column // SCALED, i * together + part)
+            for part in range(together)
+            for column in self.columns
+        ]
+
+    def of_a(self, i: Index | int) -> list[Tile]:
+        """Those of a's rows, where threads read them."""
+        read_by_threads = self.config.scales == "blocks" and not self.config.brought
+        return self._rows_of_a(i) if read_by_threads else []
+
+    def factors(self, i: Index, of_a: list[Tile], of_b: list[Tile]) -> list[Tile]:
+        """The factors of the products of iteration i, one a row."""
+        rows, each = of_a or self._rows_of_a(i), len(self.columns)
+        return [rows[number // each] * one for number, one in enumerate(of_b)]
+
+    def _rows_of_a(self, i: Index | int) -> list[Tile]:
+        rows = span(self.task.first, self.config.tile[0], "m")
+        together, array = self.config.products_in_flight, self.arrays["scale_a"]
+        return [load(array, *self.task.of_a, i * together + part, rows) for part in range(together)]
+
+    def by_rows(self, acc: Tile, column: Index) -> Tile:
+        """Sums times the scales of their rows and columns."""
+        if self.config.scales != "rows":
+            return acc
+        rows = span(self.task.first, self.config.tile[0], "m")
+        scaled = acc * load(self.arrays["scale_a"], *self.task.of_a, rows)
+        own = span(column, self.config.parts[1], "n")
+        return scaled * load(self.arrays["scale_b"], *self.task.of_b, own)
 
 
 def work_list(experts: int, rows: int) -> Program:
@@ -302,15 +344,13 @@ def grouped_schedule(
     config: GroupedConfig,
     depth: int = 4,
     plan: LaunchPlan | None = None,
-    vectors: bool = True,
     registers: tuple[int, int] | None = None,
 ) -> KernelSchedule:
-    """Load-compute-finish; with `vectors` the producer brings the scales of a's rows beside its
-    blocks, which takes a pitch of 16 bytes."""
+    """Load-compute-finish."""
     plan = plan or LaunchPlan(supergroup=8, store_panels=1, dependent=True)
     groups = config.tile[0] // ROWS_PER_GROUP
     plan = plan.with_options(split="m" if groups > 1 else "")
     return multistage(
         grouped(config), depth, plan, groups, int(not config.promoted), registers, config.promoted,
-        vectors=config.scales == "blocks" and vectors,
+        vectors=config.brought,
     )  # fmt: skip

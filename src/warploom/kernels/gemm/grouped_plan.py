@@ -1,8 +1,7 @@
 """Which tile and schedule a scaled or grouped product gets, by its sizes.
 
 The model of a launch does not know tasks that are read from an array, so the choice is a rule over
-what was timed on an H200 (docs/gemm.md, "Grouped"): as many rows a tile as an expert usually has,
-at most 128, and clusters of two tiles along n, which load their rows once.
+what was timed on an H200 (docs/gemm.md, "Grouped").
 """
 
 from __future__ import annotations
@@ -12,61 +11,84 @@ from dataclasses import dataclass, replace
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.gemm.grouped import GroupedConfig, grouped_schedule
 
+SMS = 132
 # (loading, computing) registers a thread by rows of a tile: the loading thread holds what its task
 # reads, and the addresses of up to four arrays.
 REGISTERS = {64: (64, 232), 128: (40, 232)}
 FEW_ROWS = 64  # of an expert, for which a tile has one compute group
+MANY_ROWS = 768  # of an expert, for which a tile has three
+PAIRS = ("n_tile", 2)
+RASTER = 8  # rows of tasks that run at a time
+# Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
+# with block scales, 4096 rows, timed on an H200.
+TWO_IN_FLIGHT, THREE_GROUPS = (0.428, 0.84), (0.619, 1.39)
+WIDTHS = (32, 64)  # of tiles for which those of 128 columns are few
 
 
 @dataclass(frozen=True)
 class GroupedPlan:
     """A configuration with its tile, and the schedule in short.
 
-    depth      slots of the rings
-    cluster    (grid axis, blocks)
-    panels     of the result that a group may have in flight
-    raster     rows of tasks that run at a time
-    resident   blocks on an SM
-    vectors    the producer brings the scales of a's rows
+    depth    slots of the rings
+    cluster  (grid axis, blocks)
+    dynamic  each block takes the next free task: experts have tiles with fewer rows and none
     """
 
     config: GroupedConfig
     depth: int
     cluster: tuple[str, int] = ("", 1)
-    panels: int = 1
-    raster: int = 8
-    resident: int = 1
-    vectors: bool = False
+    dynamic: bool = False
 
     def schedule(self) -> KernelSchedule:
         """The kernel schedule."""
         launch = LaunchPlan(
-            supergroup=self.raster,
-            store_panels=self.panels,
+            supergroup=RASTER,
+            store_panels=1,
             cluster=self.cluster,
-            resident=self.resident,
+            tile_scheduler="dynamic" if self.dynamic else "static",
             dependent=True,
         )
         registers = REGISTERS.get(self.config.tile[0])
-        return grouped_schedule(self.config, self.depth, launch, self.vectors, registers)
+        return grouped_schedule(self.config, self.depth, launch, registers)
 
 
 def plan_grouped(
-    config: GroupedConfig, rows: int, n: int, k: int, experts: int = 1, vectors: bool = False
+    config: GroupedConfig, rows: int, n: int, k: int, aligned: bool = False
 ) -> GroupedPlan:
-    """The plan for about `rows` rows of every expert, n columns and k; `vectors`: the scales of a's
+    """The plan for about `rows` rows of every expert, n columns and k; `aligned`: the scales of a's
     rows have a pitch of 16 bytes."""
-    few = rows <= FEW_ROWS
-    pairs = ("n_tile", 2)
+    by_blocks = config.scales == "blocks"
+    config = replace(config, brought=by_blocks and aligned and config.groups != "rows")
+    few, ragged = rows <= FEW_ROWS, config.groups != "none"
     if config.swiglu:
         tile = (64 if few else 128, 64 if few or config.promoted else 128)
-        chosen = replace(config, tile=tile)
-        return GroupedPlan(chosen, 4, vectors=vectors)
+        return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged)
     if not config.promoted:
-        if config.dtype.bits == 8 or few:
-            return GroupedPlan(replace(config, tile=(64 if few else 128, 256)), 4, pairs)
-        return GroupedPlan(replace(config, tile=(128, 256)), 4, pairs)
+        if ragged and rows >= MANY_ROWS and config.scales == "none":
+            return GroupedPlan(replace(config, tile=(192, 256)), 3, PAIRS)
+        tile = (64 if few else 128, 256)
+        return GroupedPlan(replace(config, tile=tile), 5 if few else 4, dynamic=ragged)
     if few:
-        return GroupedPlan(replace(config, tile=(64, 128)), 8, pairs, vectors=vectors)
-    chosen = replace(config, tile=(128, 128), products_in_flight=2)
-    return GroupedPlan(chosen, 3, pairs, vectors=vectors)
+        return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
+    if not ragged:
+        return _scaled(config, rows, n, k)
+    two = replace(config, tile=(128, 128), products_in_flight=2)
+    return GroupedPlan(two, 3, dynamic=True)
+
+
+def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
+    """The plan for one promoted product: the tile that takes the least time, or where there are
+    fewer tiles than SMs the narrowest one with a place for each."""
+    high = -(-m // 128)
+    for width in WIDTHS:
+        if high * -(-n // width) <= SMS and config.scales == "blocks":
+            return GroupedPlan(replace(config, tile=(128, width)), 8, PAIRS)
+    steps = -(-k // config.step)
+
+    def cost(rows: int, task: tuple[float, float]) -> float:
+        tiles = -(-m // rows) * -(-n // 128)
+        return -(-tiles // SMS) * (steps * task[0] + task[1])
+
+    if cost(192, THREE_GROUPS) < cost(128, TWO_IN_FLIGHT):
+        return GroupedPlan(replace(config, tile=(192, 128)), 4, PAIRS)
+    return GroupedPlan(replace(config, tile=(128, 128), products_in_flight=2), 3)

@@ -214,7 +214,7 @@ class ScalarBackward(ScalarTask, BackwardTask):
             [grad.cast(BF16) for grad in self.grads],
             vector,
             slope,
-            self.weights_of(vector) if vector is not None else self.constant(c)[0],
+            self.weights_of(vector) if vector is not None else self.constant(c),
         )
 
     def rows_of(self, chunk: _Chunk) -> None:

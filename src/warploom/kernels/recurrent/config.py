@@ -32,6 +32,8 @@ class RecurrentConfig:
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
+    output      there is an o; without it there is no q either, and `final` is all that is found
+                (no delta, no decay of channels)
     states      the state before every chunk of 64 rows is stored, as gradients need it:
                 [batch, chunks, heads, e, d] in bf16; with delta also what the rows add, `fresh`,
                 and `inverse` of `kernels.recurrent.delta`: [batch, chunks, slots, 64, 64], a slot
@@ -48,6 +50,7 @@ class RecurrentConfig:
     skip: bool = False
     initial: bool = False
     final: bool = False
+    output: bool = True
     states: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +63,10 @@ class RecurrentConfig:
             raise InputError(f"recurrent softplus=True decay={self.decay!r}: expected 'step'")
         if self.skip and self.in_parts:
             raise InputError("recurrent skip=True: expected no delta, and no decay of channels")
+        if not self.output and (self.in_parts or self.skip or not self.final):
+            raise InputError(
+                "recurrent output=False: expected final, no skip, no delta and no decay of channels"
+            )
         kinds = (BF16,) if self.decay == "channel" else (FP32, BF16)
         if self.gates not in kinds:
             listed = " or ".join(kind.name for kind in kinds)

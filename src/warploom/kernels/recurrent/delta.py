@@ -63,12 +63,12 @@ class DeltaTask(Task):
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
-            out = state.cast(BF16) @ q
             new = v @ solved
             new += old.cast(BF16) @ solved  # [e, r]
             if self.config.states:
                 where_u = self.batch, rows(i, "n"), self.head, self.values
                 store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
+            out = state.cast(BF16) @ q
             fresh = added = new.cast(BF16).rename("r", "n")
             if sums is not None and whole is not None:
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")

@@ -23,6 +23,7 @@ from warploom.kernels.recurrent.channel import ChannelTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask
 from warploom.kernels.recurrent.scalar import ScalarTask
+from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
@@ -57,6 +58,8 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     given |= {"initial": STATES} if config.initial else {}
     given |= {"final": STATES} if config.final else {}
     given |= {"bias": HEADS} if config.softplus else {}
+    if not config.output:
+        del arrays["q"], arrays["o"]
     more = {"inverse": INVERSE, "fresh": FRESH} if config.delta else {}
     given |= {"states": KEPT} | more if config.states else {}
     kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
@@ -68,7 +71,9 @@ def default_schedule(config: RecurrentConfig) -> KernelSchedule:
     """The schedule that a configuration gets."""
     program, plan = recurrent(config), default_launch(config)
     if config.decay != "channel":
-        return schedule_named(program, "lcsf", plan)
+        gated = config.decay in ("token", "step") and config.depth == CHUNK
+        gated = gated and not (config.delta or config.states)
+        return schedule_named(program, "inflight" if gated else "lcsf", plan)
     # Beside all its operands two blocks have room for one slot of v, which is needed last.
     made = multistage(program, 2, plan, 1, 0)
     (loop,) = program.loops()

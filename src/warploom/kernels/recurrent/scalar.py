@@ -25,7 +25,6 @@ from warploom.tile import (
     number,
     size,
     where,
-    zeros,
 )
 
 LEAST_STEP = 2.0**-120  # of a dt, which has a logarithm
@@ -34,34 +33,19 @@ RATES = {"head": "g", "step": "a"}  # and of a head
 
 
 class _Ahead:
-    """Gates and weights of the chunks to come.
+    """Gates of the chunks to come: loaded two chunks before their weights are made, behind the last
+    matmul, as fences for the tensor core wait for loads too."""
 
-    Gates are loaded two chunks before their weights are made, behind the last matmul: fences for
-    the tensor core wait for loads too. `early`: weights are made beside the matmuls of the chunk
-    before, and what rows weigh each other by beside the first matmuls of their own.
-    """
+    def __init__(self, task: ScalarTask) -> None:
+        self.task, self.now, self.later = task, task.gate(0), task.gate(1)
 
-    def __init__(self, task: ScalarTask, early: bool) -> None:
-        self.task, self.early = task, early
-        first = int(early)
-        self.now, self.later = task.gate(first), task.gate(first + 1)
-        self.weights = task.weights(task.gate(0), 0) if early else None
-        self.between = zeros(n=CHUNK, m=CHUNK)
+    def weights(self, i: Index) -> Weights:
+        """Of chunk i."""
+        return self.task.weights(self.now, i)
 
-    def enter(self, i: Index) -> tuple[Weights, Tile]:
-        """The weights of chunk i, and those between its rows."""
-        if self.weights is None:
-            weights = self.task.weights(self.now, i)
-            return weights, weights.between()
-        self.between.assign(self.weights.between())
-        return self.weights, self.between
-
-    def leave(self, i: Index) -> Tile:
+    def load(self, i: Index) -> Tile:
         """Behind the last matmul of chunk i: gates for a later one."""
-        after = self.task.gate(i + 2 + int(self.early))
-        if self.weights is not None:
-            self.weights.assign(self.task.weights(self.now, i + 1))
-        return after
+        return self.task.gate(i + 2)
 
     def turn(self, after: Tile) -> None:
         """To the next chunk."""
@@ -83,18 +67,20 @@ class ScalarTask(Task):
     def run(self) -> None:
         """All of it."""
         config, state = self.config, self.state()
-        # A deep state leaves no registers for weights made early.
-        early = config.depth == CHUNK
-        ahead = _Ahead(self, early) if config.decay in GATES else None
+        ahead = _Ahead(self) if config.decay in GATES else None
+        if not config.output:
+            self.add_up(state, ahead)
+            return
         for i in loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
             self.keep(i, state)
-            # ptxas waits for a matmul of loaded operands before one that takes registers.
-            scores = None if early else k @ q
+            # ptxas waits for a matmul of loaded operands before one that takes registers, of which
+            # a deep state has so many that they are better free again soon.
+            scores = k @ q if config.depth > CHUNK else None
             out = state.cast(BF16) @ q
             scores = k @ q if scores is None else scores
-            weights, between = ahead.enter(i) if ahead else self.constant(i)
-            seen = self.seen(scores, between)
+            weights = ahead.weights(i) if ahead else self.constant(i)
+            seen = self.seen(scores, weights.between() if weights else self.scale)
             added = v
             if weights is not None:
                 added = weights.added(v)
@@ -102,10 +88,25 @@ class ScalarTask(Task):
             out *= weights.before.rename("t", "m") if weights else self.scale
             out += v @ seen.cast(BF16)
             state += added @ k
-            after = ahead.leave(i) if ahead else None
+            after = ahead.load(i) if ahead else None
             self.put(i, out)
             if ahead is not None and after is not None:
                 ahead.turn(after)
+        self.end(state)
+
+    def add_up(self, state: Tile, ahead: _Ahead | None) -> None:
+        """Only what rows add to the state."""
+        for i in loop(self.chunks):
+            k, v = self.keys("k", i, "n"), self.value(i, "n")
+            weights = ahead.weights(i) if ahead else self.constant(i)
+            if weights is None:
+                state += v @ k
+            else:
+                added = weights.added(v)
+                state *= weights.whole
+                state += added @ k
+            if ahead is not None:
+                ahead.turn(ahead.load(i))
         self.end(state)
 
     def seen(self, scores: Tile, between: Tile | float) -> Tile:
@@ -141,12 +142,11 @@ class ScalarTask(Task):
         own, before = sums + log2(self.scale), exp2(sums) * self.scale
         return Weights(own, other, before, exp2(whole), exp2(whole + other))
 
-    def constant(self, i: Index) -> tuple[Weights | None, Tile]:
-        """The weights of chunk i where no row has a gate, and those between its rows."""
+    def constant(self, i: Index) -> Weights | None:
+        """The weights of chunk i where no row has a gate; none where all are 1."""
         if self.config.decay == "none":
-            return None, self.scale
+            return None
         sums = (coordinate("t", CHUNK, 1)).cast(FP32) * self.rate
         whole = number(minimum_index(size("rows") - i * CHUNK, CHUNK)) * self.rate
         own, before = sums + log2(self.scale), exp2(sums) * self.scale
-        weights = Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
-        return weights, weights.between()
+        return Weights(own, -sums, before, exp2(whole), exp2(whole - sums))

@@ -232,7 +232,8 @@ class Access:
         for extent in self.extents:
             lines *= extent
         pieces = slot.pieces // lines
-        number = {TILE: f"(i * {self.extents[-1]} + s)", ROW: "i", COL: "s", SCALAR: "0"}
+        last = self.extents[-1] if self.extents else 1
+        number = {TILE: f"(i * {last} + s)", ROW: "i", COL: "s", SCALAR: "0"}
         return f"{number[self.form]} * {pieces}"
 
 

@@ -1,4 +1,4 @@
-"""Long convolution in float64: what `convolution.program` is checked by."""
+"""Long convolution in float64: what `warploom.kernels.convolution.program` is checked by."""
 
 from __future__ import annotations
 
