@@ -296,7 +296,11 @@ def test_a_dry_sitting_makes_every_kind_of_case(
     choice = case.choice()
     config = choice.config(case.config)
     entry = {"folder": case.folder, "variant": choice.name, "tile": config.tile}
-    source = SimpleNamespace(arrays=[SimpleNamespace(name=x) for x in config.arrays])
+
+    def of_name(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name)
+
+    source = SimpleNamespace(arrays=[*map(of_name, config.arrays)])
     image = SimpleNamespace(source=source, cubin=b"", resources=SimpleNamespace(compiler="nvcc"))
     eager: list[bool] = []
 
@@ -308,12 +312,15 @@ def test_a_dry_sitting_makes_every_kind_of_case(
     watched = eager
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     monkeypatch.setattr(sits, "kernel_table", lambda: {name: entry})
-    monkeypatch.setattr(sits.Built, "read", staticmethod(lambda _: image))
+    ordering = SimpleNamespace(source=SimpleNamespace(arrays=[*map(of_name, ("v", "out"))]))
+    images = {sits.FOLDER / sits.ORDERING: ordering} if case.kind == "fp8" else {}
+    monkeypatch.setattr(sits.Built, "read", staticmethod(lambda path: images.get(path, image)))
     monkeypatch.setattr(sits.st, "Dry", Watched)
     found = sits.sit(name, 6, options("cuDNN"))
     assert found["refused"] == ({"cuDNN": "left out by --without"} if case.kind in PLAIN else {})
     assert eager == [case.tables]  # what the host does is timed where it is part of the call
-    assert set(found["bursts"]) == {*found["baselines"], "control", "default"}
+    own = {"default", "row-major"} if case.kind == "fp8" else {"default"}
+    assert set(found["bursts"]) == {*found["baselines"], "control", *own}
     assert all(len(one["ms"]) == 6 for one in found["bursts"].values())
     if case.kind == "fp8":
         assert {"cuDNN fp8, fp8 out", "cuDNN fp8, bf16 out"} <= set(found["baselines"])
