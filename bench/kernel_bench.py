@@ -253,6 +253,52 @@ def provenance() -> dict[str, Any]:
     }
 
 
+OURS, COPY, CONTROL = "ours", "copy", "control"
+
+
+def modes(description: str | None, cases: Iterable[str], alone: str = "") -> argparse.Namespace:
+    """The command line of a script with the modes build, run and merge; `alone` says what that
+    option, where a script has it, leaves out."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("where", type=Path, nargs="+")
+    parser.add_argument("--only", default=",".join(cases), help="cases, with commas")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--rounds", type=int, default=15)
+    if alone:
+        parser.add_argument("--alone", action="store_true", help=f"without {alone}")
+    return parser.parse_args()
+
+
+def row_of_times(
+    samples: Mapping[str, Sequence[float]], best: str, checks: Mapping[str, Any], **fields: Any
+) -> Evidence:
+    """A row of bf16 calls in milliseconds: `OURS`, the baseline `best` and `CONTROL` of `samples`.
+
+    `fields` are claim, kernel, shape and compiler; `checks` gains the time of `COPY` and the part
+    of ours that it takes.
+    """
+    ratio, *interval = median_interval(samples[OURS], samples[best])
+    _, *control = median_interval(samples[OURS], samples[CONTROL])
+    median = {name: statistics.median(one) for name, one in samples.items()}
+    share = round(100 * median[COPY] / median[OURS], 1)
+    return Evidence(
+        dtype="bf16",
+        **provenance(),
+        **fields,
+        unit="ms",
+        better="lower",
+        ours=median[OURS],
+        baselines={best: median[best]},
+        ratio_to_best=ratio,
+        ci95=(interval[0], interval[1]),
+        control=(control[0], control[1]),
+        samples=len(samples[OURS]),
+        checks={**checks, "copy ms": round(median[COPY], 5), "percent of copy": share},
+        notes=f"torch {environment()['torch']}",
+    )
+
+
 def table(rows: Sequence[Sequence[object]]) -> str:
     """Rows as aligned text."""
     texts = [

@@ -18,13 +18,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.program import (
@@ -32,7 +32,6 @@ from warploom.kernels.recurrent.program import (
     default_schedule,
     recurrent,
 )
-from warploom.runtime.stats import median_interval
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention.json"
@@ -40,7 +39,7 @@ BATCH = HEADS = 16
 LONG = 16384  # rows of the long check
 AT_ONCE = 128  # states kept at a time
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
-OURS, FLA, COPY, CONTROL = "ours", "flash-linear-attention", "copy", "control"
+FLA = "flash-linear-attention"
 
 
 @dataclass(frozen=True)
@@ -202,54 +201,29 @@ def timed(
 def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
     """The rows of one case."""
     case, kernel = CASES[name], built.kernel()
-    env = kb.environment()
     wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
     for batch, heads, rows in case.sizes:
         samples = timed(torch, case, kernel, (batch, heads, rows), args)
         best = FLA if FLA in samples else COPY
-        ratio, *interval = median_interval(samples[OURS], samples[best])
-        _, *control = median_interval(samples[OURS], samples[CONTROL])
-        median = {key: statistics.median(one) for key, one in samples.items()}
         kittens = dict(case.kittens).get(rows)
-        yield Evidence(
+        yield kb.row_of_times(
+            samples,
+            best,
+            {
+                "numerics": "pass" if all(x < WRONG for x in wrong.values()) else "fail",
+                **wrong,
+                **({} if kittens is None else {"ThunderKittens ms, earlier run": kittens}),
+            },
             claim="linear-attention",
             kernel=name,
             shape=f"{batch}x{heads}x{rows}, q and k of {case.groups}",
-            dtype="bf16",
-            device=env["device"],
-            driver=env["driver"],
             compiler=built.resources.compiler,
-            date=env["date"],
-            command=kb.command_line(),
-            unit="ms",
-            better="lower",
-            ours=median[OURS],
-            baselines={best: median[best]},
-            ratio_to_best=ratio,
-            ci95=(interval[0], interval[1]),
-            control=(control[0], control[1]),
-            samples=args.rounds,
-            checks={
-                "numerics": "pass" if all(x < WRONG for x in wrong.values()) else "fail",
-                **wrong,
-                "copy ms": round(median[COPY], 5),
-                "percent of copy": round(100 * median[COPY] / median[OURS], 1),
-                **({} if kittens is None else {"ThunderKittens ms, earlier run": kittens}),
-            },
-            notes=f"torch {env['torch']}",
         )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path, nargs="+")
-    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--alone", action="store_true", help="without flash-linear-attention")
-    args = parser.parse_args()
+    args = kb.modes(__doc__, CASES, "flash-linear-attention")
     if args.what == "merge":
         kb.merge(RESULTS, args.where)
         return

@@ -36,7 +36,6 @@ from warploom.kernels.recurrent.backward import (
     sizes_of,
 )
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
-from warploom.runtime.stats import median_interval
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention_backward.json"
@@ -181,7 +180,6 @@ def measured(
 ) -> Iterator[Evidence]:
     """The rows of one case."""
     case, kernels = CASES[name], tuple(one.kernel() for one in built)
-    env = kb.environment()
     wrong = {rows: errors(torch, case, kernels, rows) for rows in (987, LONG)}
     right = all(
         error < (WRONG if x in "qkv" else WRONG_GATES)
@@ -191,39 +189,22 @@ def measured(
     for rows in ROWS:
         samples = timed(torch, pair(torch, case, kernels, (BATCH, HEADS, rows)), args)
         best = FLA if FLA in samples else COPY
-        ratio, *interval = median_interval(samples[OURS], samples[best])
-        _, *control = median_interval(samples[OURS], samples[CONTROL])
-        median = {key: statistics.median(one) for key, one in samples.items()}
-        yield Evidence(
-            claim="linear-attention-backward",
-            kernel=name,
-            shape=f"{BATCH}x{HEADS}x{rows}, q and k of {case.groups}",
-            dtype="bf16",
-            device=env["device"],
-            driver=env["driver"],
-            compiler=built[1].resources.compiler,
-            date=env["date"],
-            command=kb.command_line(),
-            unit="ms",
-            better="lower",
-            ours=median[OURS],
-            baselines={best: median[best]},
-            ratio_to_best=ratio,
-            ci95=(interval[0], interval[1]),
-            control=(control[0], control[1]),
-            samples=args.rounds,
-            checks={
+        yield kb.row_of_times(
+            samples,
+            best,
+            {
                 "numerics": "pass" if right else "fail",
                 **{
                     f"error d{x}, {rows} rows": round(error, 6)
                     for rows, one in wrong.items()
                     for x, error in one.items()
                 },
-                "backward ms": round(median[BACKWARD], 5),
-                "copy ms": round(median[COPY], 5),
-                "percent of copy": round(100 * median[COPY] / median[OURS], 1),
+                "backward ms": round(statistics.median(samples[BACKWARD]), 5),
             },
-            notes=f"torch {env['torch']}",
+            claim="linear-attention-backward",
+            kernel=name,
+            shape=f"{BATCH}x{HEADS}x{rows}, q and k of {case.groups}",
+            compiler=built[1].resources.compiler,
         )
 
 
@@ -239,14 +220,7 @@ def kernels_of(config: RecurrentConfig) -> dict[str, Built]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path, nargs="+")
-    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--alone", action="store_true", help="without flash-linear-attention")
-    args = parser.parse_args()
+    args = kb.modes(__doc__, CASES, "flash-linear-attention")
     if args.what == "merge":
         kb.merge(RESULTS, args.where)
         return

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
 from warploom.kernels.convolution.program import default_schedule, long_convolution
-from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "long_convolution.json"
 BATCH, HEADS = 64, 768
 WRONG = 8e-3  # relative error in norm: matrices, factors and what lies between are rounded to bf16
-OURS, FFT, CASTS, COPY, CONTROL = "ours", "torch.fft", "both casts", "copy", "control"
+FFT, CASTS = "torch.fft", "both casts"
 CASES = {
     f"{'causal' if causal else 'circular'} {length // (2 if causal else 1)}": ConvolutionConfig(
         length, causal
@@ -104,50 +104,27 @@ def timed(
 
 def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
     """The row of one case."""
-    config, kernel, env = CASES[name], built.kernel(), kb.environment()
+    config, kernel = CASES[name], built.kernel()
     wrong = error(torch, config, kernel)
     samples = timed(torch, config, kernel, args)
-    ratio, *interval = median_interval(samples[OURS], samples[FFT])
-    _, *control = median_interval(samples[OURS], samples[CONTROL])
-    median = {key: statistics.median(one) for key, one in samples.items()}
-    yield Evidence(
+    yield kb.row_of_times(
+        samples,
+        FFT,
+        {
+            "numerics": "pass" if wrong < WRONG else "fail",
+            "error": round(wrong, 6),
+            "torch.fft with both casts ms": round(statistics.median(samples[CASTS]), 5),
+        },
         claim="fftconv",
         kernel=name,
         shape=f"{BATCH}x{HEADS}x{config.taps}",
-        dtype="bf16",
-        device=env["device"],
-        driver=env["driver"],
         compiler=built.resources.compiler,
-        date=env["date"],
-        command=kb.command_line(),
-        unit="ms",
-        better="lower",
-        ours=median[OURS],
-        baselines={FFT: median[FFT]},
-        ratio_to_best=ratio,
-        ci95=(interval[0], interval[1]),
-        control=(control[0], control[1]),
-        samples=args.rounds,
-        checks={
-            "numerics": "pass" if wrong < WRONG else "fail",
-            "error": round(wrong, 6),
-            "torch.fft with both casts ms": round(median[CASTS], 5),
-            "copy ms": round(median[COPY], 5),
-            "percent of copy": round(100 * median[COPY] / median[OURS], 1),
-        },
-        notes=f"torch {env['torch']}",
     )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path, nargs="+")
-    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
+    args = kb.modes(__doc__, CASES)
     if args.what == "merge":
         kb.merge(RESULTS, args.where)
         return
