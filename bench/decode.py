@@ -23,7 +23,6 @@ import itertools
 import os
 import re
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -297,27 +296,6 @@ def measured(torch: Any, case: Case) -> Evidence:
     )
 
 
-def run(cases: tuple[Case, ...], seconds: float, out: Path) -> None:
-    """Measure; what was measured is kept as it comes."""
-    torch, began = kb.load_torch(), time.monotonic()
-    rows: list[Evidence] = []
-    out.mkdir(parents=True, exist_ok=True)
-    for case in cases:
-        if time.monotonic() - began > seconds:
-            print(f"{case.name}: the time is over")
-            continue
-        try:
-            row = measured(torch, case)
-        except Exception as error:
-            print(case.name, f"{type(error).__name__}: {error}"[:300], flush=True)
-            continue
-        rows.append(row)
-        rates = {name: round(rate, 3) for name, rate in row.baselines.items()}
-        print(f"{case.name}: {row.ours:.3f} TB/s {rates} ratio {row.ratio_to_best:.3f}", end=" ")
-        print(row.control, row.checks, f"{time.monotonic() - began:.0f} s", flush=True)
-        write_rows(out / "decode.json", rows)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -339,7 +317,7 @@ def main() -> None:
     if args.what == "build":
         build_all(chosen)
     else:
-        run(chosen, args.seconds, args.out)
+        kb.measure(chosen, measured, args.seconds, args.out / "decode.json")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ import itertools
 import os
 import re
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -379,27 +378,6 @@ def evidence(
     )
 
 
-def run(cases: tuple[Case, ...], seconds: float, out: Path) -> None:
-    """Measure; what was measured is kept as it comes."""
-    torch, began = kb.load_torch(), time.monotonic()
-    rows: list[Evidence] = []
-    out.mkdir(parents=True, exist_ok=True)
-    for case in cases:
-        if time.monotonic() - began > seconds:
-            print(f"{case.name}: the time is over")
-            continue
-        try:
-            row = measured(torch, case)
-        except Exception as error:
-            print(case.name, f"{type(error).__name__}: {error}"[:300], flush=True)
-            continue
-        rows.append(row)
-        rates = {name: round(rate, 1) for name, rate in row.baselines.items()}
-        print(f"{case.name}: {row.ours:.1f} {rates} ratio {row.ratio_to_best:.3f}", end=" ")
-        print(row.control, row.checks, f"{time.monotonic() - began:.0f} s", flush=True)
-        write_rows(out / "gemm_serving.json", rows)
-
-
 def anywhere(row: Evidence) -> Evidence:
     """A row whose command does not say where its machine had its files."""
     return replace(row, command=re.sub(r" --out \S+", "", row.command))
@@ -426,7 +404,7 @@ def main() -> None:
     if args.what == "build":
         build_all(chosen)
     else:
-        run(chosen, args.seconds, args.out)
+        kb.measure(chosen, measured, args.seconds, args.out / "gemm_serving.json")
 
 
 if __name__ == "__main__":

@@ -270,6 +270,35 @@ def modes(description: str | None, cases: Iterable[str], alone: str = "") -> arg
     return parser.parse_args()
 
 
+def measure(
+    cases: Iterable[Any], measured: Callable[[Any, Any], Evidence], seconds: float, target: Path
+) -> None:
+    """The row of every case by `measured(torch, case)` into `target`, kept as they come.
+
+    A case that fails or comes after so many seconds is named and has none.
+    """
+    torch, began = load_torch(), time.monotonic()
+    rows: list[Evidence] = []
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        if time.monotonic() - began > seconds:
+            print(f"{case.name}: the time is over")
+            continue
+        try:
+            row = measured(torch, case)
+        except Exception as error:
+            print(case.name, f"{type(error).__name__}: {error}"[:300], flush=True)
+            continue
+        rows.append(row)
+        rates = {name: float(f"{rate:.4g}") for name, rate in row.baselines.items()}
+        print(
+            f"{case.name}: {row.ours:.4g} {row.unit} {rates} ratio {row.ratio_to_best:.3f}", end=" "
+        )
+        print(f"ratio {row.ratio_to_best:.3f}", row.control, end=" ")
+        print(row.checks, f"{time.monotonic() - began:.0f} s", flush=True)
+        write_rows(target, rows)
+
+
 def row_of_times(
     samples: Mapping[str, Sequence[float]], best: str, checks: Mapping[str, Any], **fields: Any
 ) -> Evidence:
