@@ -58,19 +58,20 @@ TITLES = (
     "gemm 4096x4096x4096",
     "gemm 5000x5000x5000",
 )
-# Points that a search does not put first: in clusters, and the other way round without them.
-MORE: Mapping[str, Sequence[Point]] = {
-    "attention": (),
-    "gemm": tuple(
-        Point((("tile_m", m), ("tile_n", n)), rules, "inflight", plan)
-        for m, n, rules, plan in (
-            ("128", "256", (), ("raster=8", "cluster=m_tile:2")),
-            ("256", "128", ("swap_operands",), ()),
-            ("256", "128", ("swap_operands",), ("raster=8",)),
-            ("256", "128", ("swap_operands",), ("raster=8", "cluster=n_tile:2")),
-        )
-    ),
-}
+# Points that a search may not put first: (sizes, rules, order, plan) of attention and of GEMM.
+SOFTMAX = ("in_powers_of_two", "divide_once_a_row", "skip_masked_blocks", "mask_in_place")
+SPLIT, SWAP = "split_mask_loop", "swap_operands"
+ATTENTIONS = (
+    ("128", "128", (*SOFTMAX, "optimistic_rescale"), "overlapped-early", ("task=overlap",)),
+    ("192", "80", (*SOFTMAX, "optimistic_rescale"), "pingpong-early", ("task=overlap",)),
+    ("192", "80", (*SOFTMAX, SPLIT, "optimistic_rescale"), "pingpong-early", ("task=prefetch",)),
+)
+GEMMS = (
+    ("128", "256", (), "inflight", ("raster=8", "cluster=m_tile:2")),
+    ("256", "128", (SWAP,), "inflight", ()),
+    ("256", "128", (SWAP,), "inflight", ("raster=8",)),
+    ("256", "128", (SWAP,), "inflight", ("raster=8", "cluster=n_tile:2")),
+)
 # Of each loop: cycles an iteration, GHz, cycles of all groups in a launch.
 Counts = Mapping[str, tuple[float, float, float]]
 
@@ -93,11 +94,22 @@ def kept(case: Case, most: int) -> list[Point]:
     return [point for _, point in ranked[:most]]
 
 
+def others(case: Case) -> Iterator[Point]:
+    """Points that are timed whatever a search says of them."""
+    names, points = ("tile_m", "tile_n"), GEMMS
+    balance: tuple[str, ...] = ()
+    if case.name == "attention":
+        names, points = ("rows_of_a_tile", "keys_of_a_tile"), ATTENTIONS
+        balance = ("balance=dynamic", "raster=16") if case.known["causal"] else ()
+    for *sizes, rules, order, plan in points:
+        yield Point(tuple(zip(names, sizes, strict=True)), rules, order, (*balance, *plan))
+
+
 def build(out: Path, some: Mapping[str, Case]) -> None:
     """Build the points of every case, plain and with counters."""
     for title, case in some.items():
         noted: list[dict[str, Any]] = []
-        for point in (*kept(case, MOST), *MORE[case.name]):
+        for point in dict.fromkeys((*kept(case, MOST), *others(case))):
             try:
                 folder = out / case.folder / str(len(noted))
                 noted.append(built(case, point, folder))

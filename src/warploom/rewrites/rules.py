@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from warploom.rewrites.accumulators import swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.exponents import in_powers_of_two
+from warploom.rewrites.in_place import mask_in_place
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
 from warploom.rewrites.replay import NotApplicable
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
@@ -41,6 +42,7 @@ ALWAYS = (
     Rule("in_powers_of_two", in_powers_of_two, in_powers_of_two),
     Rule("divide_once_a_row", divide_once_a_row, divide_once_a_row),
     Rule("skip_masked_blocks", skip_masked_blocks, skip_masked_blocks),
+    Rule("mask_in_place", mask_in_place, mask_in_place),
 )
 # Of each group at most one, in this order: a later one finds what the former left.
 CHOICES = (
