@@ -286,11 +286,15 @@ def run(where: Path, file: Path, seconds: float) -> None:
         folder = where / case.folder
         if not (folder / "case.json").is_file() or time.perf_counter() - began > seconds:
             continue
-        for one in rows(torch, case, folder):
-            found.append(one)
-            write_rows(file, found)
-            print(f"{one.shape:26} {one.ours:8.1f} us", one.checks, one.notes, flush=True)
-        torch.cuda.empty_cache()
+        try:
+            for one in rows(torch, case, folder):
+                found.append(one)
+                write_rows(file, found)
+                print(f"{one.shape:26} {one.ours:8.1f} us", one.checks, one.notes, flush=True)
+        except Exception as error:  # a case that fails leaves the others theirs
+            print(f"{case.title}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+        finally:
+            torch.cuda.empty_cache()
     print(errors(found), first_choices(found))
 
 
