@@ -262,18 +262,7 @@ def merge(file: Path, where: Path) -> None:
             )
         )
     write_rows(RESULTS, found)
-    print(errors(found), first_choices(found))
-
-
-def first_choices(rows: Sequence[Evidence]) -> str:
-    """Of each case how far the point that the model puts first is from the fastest, in words."""
-    told: list[str] = []
-    for title in dict.fromkeys((row.kernel, row.shape) for row in rows):
-        here = [row for row in rows if (row.kernel, row.shape) == title]
-        first = min(here, key=lambda row: row.baselines["predicted"])
-        off = first.ours / min(row.ours for row in here) - 1.0
-        told.append(f"{' '.join(title)}: {off:.1%} over the fastest of {len(here)}")
-    return "; ".join(told)
+    print(errors(found))
 
 
 def run(where: Path, file: Path, seconds: float) -> None:
@@ -295,7 +284,7 @@ def run(where: Path, file: Path, seconds: float) -> None:
             print(f"{case.title}: {type(error).__name__}: {str(error)[:400]}", flush=True)
         finally:
             torch.cuda.empty_cache()
-    print(errors(found), first_choices(found))
+    print(errors(found))
 
 
 def main() -> None:
