@@ -75,12 +75,7 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     sizes = list(space.sizes())
     assert len(sizes) == len(set(sizes)) == 10 and dict(sizes[0])["rows_of_a_tile"] == "128"
     point = first_point(space)
-    assert point.rules == (
-        "in_powers_of_two",
-        "divide_once_a_row",
-        "skip_masked_blocks",
-        "mask_in_place",
-    )
+    assert point.rules == ("in_powers_of_two", "divide_once_a_row", "skip_masked_blocks")
     program = space.selected(point, "h200").program
     chain = {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
     assert set(orders(program)) == {*chain, "lcsf"}

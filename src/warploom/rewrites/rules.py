@@ -42,10 +42,10 @@ ALWAYS = (
     Rule("in_powers_of_two", in_powers_of_two, in_powers_of_two),
     Rule("divide_once_a_row", divide_once_a_row, divide_once_a_row),
     Rule("skip_masked_blocks", skip_masked_blocks, skip_masked_blocks),
-    Rule("mask_in_place", mask_in_place, mask_in_place),
 )
 # Of each group at most one, in this order: a later one finds what the former left.
 CHOICES = (
+    (Rule("mask_in_place", mask_in_place, mask_in_place),),
     (Rule("swap_operands", swap_operands, swap_operands),),
     (Rule("split_mask_loop", split_mask_loop, split_mask_loop),),
     (
@@ -57,6 +57,9 @@ CHOICES = (
         ),
     ),
 )
+# Worth having unless ptxas finds no registers for the branch, as with a window: forms without them
+# are tried only where none with them is of use.
+NEARLY_ALWAYS = frozenset({"mask_in_place"})
 RULES = {rule.name: rule for rule in (*ALWAYS, *(rule for group in CHOICES for rule in group))}
 
 
