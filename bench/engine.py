@@ -39,17 +39,9 @@ from bench.engine_model import operands, shape_of
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.engine.outcome import Outcome, bound_of, bounds_of, told
 from warploom.engine.points import Space
-from warploom.engine.search import (
-    BEST_OF,
-    FIRST,
-    SECONDS,
-    Outcome,
-    bound_of,
-    bounds_of,
-    search,
-    told,
-)
+from warploom.engine.search import BEST_OF, FIRST, SECONDS, search
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows

@@ -29,8 +29,9 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
+from warploom.engine.outcome import tried
 from warploom.engine.points import Space
-from warploom.engine.search import SECONDS, Found, search, tried
+from warploom.engine.search import SECONDS, Found, search
 from warploom.engine.store import PointStore, Row
 from warploom.evidence import Evidence, write_rows
 from warploom.files import cache_folder

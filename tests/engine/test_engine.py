@@ -25,18 +25,9 @@ from warploom.autosched.plans import choices, plans, registers, variations
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import program_key
+from warploom.engine.outcome import bound_of, told, tried
 from warploom.engine.points import Space, described, orders
-from warploom.engine.search import (
-    BEST_OF,
-    Explored,
-    Found,
-    _limited,
-    _Search,
-    bound_of,
-    search,
-    told,
-    tried,
-)
+from warploom.engine.search import BEST_OF, Explored, Found, _limited, _Search, search
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
 from warploom.flows.built import from_file
@@ -568,12 +559,12 @@ def test_a_model_that_is_below_the_bound_of_a_point_is_not_believed(space, monke
     monkeypatch.setattr(
         Launch, "time", lambda *a: replace(t := time(*a), microseconds=1e3 / t.microseconds)
     )
-    monkeypatch.setattr("warploom.engine.search.bound_of", lambda *_: 100.0)
+    monkeypatch.setattr("warploom.engine.outcome.bound_of", lambda *_: 100.0)
     monkeypatch.setattr(
         "warploom.kernels.select.Selected.build", lambda _: SimpleNamespace(cubin=b"")
     )
     walked = replayed(2500.0, Ends())
-    monkeypatch.setattr("warploom.engine.search.replay", lambda *_, **__: walked)
+    monkeypatch.setattr("warploom.engine.outcome.replay", lambda *_, **__: walked)
     outcome = tried(space, point, SIZES, "h200", float("inf"))
     assert "the model of a launch is wrong" in str(outcome["refused"])
 

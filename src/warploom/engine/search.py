@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from math import floor, inf, log, prod
+from math import floor, inf, log
 from multiprocessing import get_context, parent_process
 
 from warploom import toolchain
@@ -47,19 +47,14 @@ from warploom.autosched.plans import (
 )
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
-from warploom.codegen.ir.place import place
-from warploom.codegen.ir.plan import KernelSchedule
+from warploom.engine.outcome import Outcome, bounds_of, crowded, tried
 from warploom.engine.points import Space, orders
 from warploom.engine.store import PointStore, Row
-from warploom.errors import CheckFailed, ToolMissing, WarploomError
-from warploom.kernels.select import Selected
-from warploom.perf.extract import extract
+from warploom.errors import ToolMissing, WarploomError
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
-from warploom.perf.replay import Replay, machine_bound, replay
+from warploom.perf.replay import Replay
 from warploom.rewrites.rules import NEARLY_ALWAYS, Form
-from warploom.schedule.model.bounds import lower_bounds
-from warploom.schedule.model.costs import costs
-from warploom.tile import Op, Program
+from warploom.tile import Program
 
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
 # How many of the fastest get other rewrites, plans, orders, variations and the solver's order.
@@ -68,8 +63,6 @@ BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 4, 3, 2, 1), "thorough": (6, 
 FIRST = {"quick": (2, 1), "normal": (8, 16), "thorough": (16, 1000)}
 TIE = 1.005  # times that close are taken as equal: the model's error is larger
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
-BESIDE_SUMS = 32  # registers of a thread for addresses and operands
-WARP_GROUP = 128  # threads
 NEAR = 1.25  # times the best at other sizes
 ROUNDING = 1e-6  # of a prediction that is made again
 STEP = 1.05  # times between which bounds do not tell
@@ -77,7 +70,6 @@ PLANS = 3  # of a point that are compiled, of all that were ranked
 EFFORTS = tuple(SECONDS)
 SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Say = Callable[[str], None]
-Outcome = dict[str, object]
 Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
 
 
@@ -468,43 +460,6 @@ def compiler() -> str:
         return "none"
 
 
-def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: float) -> Outcome:
-    """The outcome of a point, in a worker: predicted time and why, refused, or pruned."""
-    try:
-        selected = space.selected(point, gpu)
-        bound = bound_of(selected, sizes, gpu)
-        if bound >= best:
-            return {"pruned": True, "bound": bound}
-        built = selected.build()
-        assert isinstance(selected.schedule, KernelSchedule)
-        launch = Launch(selected.program, selected.launch, sizes, gpu)
-        found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
-        outcome = told(launch, found, bound)
-        if (predicted := launch.time(found).microseconds) < bound:
-            raise CheckFailed(
-                f"{predicted:.1f} us predicted, its loops take {bound:.1f} us at least: the model "
-                "of a launch is wrong"
-            )
-        return outcome
-    except WarploomError as error:
-        return {"refused": str(error)}
-
-
-def told(launch: Launch, found: Replay, bound: float) -> Outcome:
-    """What is kept of a point that is of use, whose loops and ends take as long as `found` says."""
-    time_ = launch.time(found)
-    return {
-        "predicted": time_.microseconds,
-        "bound": bound,
-        "replay": found.to_json(),
-        "mhz": time_.mhz,
-        "work": time_.work,
-        "limits": time_.limits,
-        "busy": time_.busy,
-        "overhead": time_.overhead,
-    }
-
-
 def _limited(
     evaluate: Evaluate,
     space: Space,
@@ -531,36 +486,3 @@ def _end_with_search() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the search's to tell
     threading.Thread(target=watch, daemon=True).start()
-
-
-def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
-    """Microseconds that no order of these loops is below: each iteration at its bound, on all SMs
-    all the time, at the highest clock."""
-    launch = Launch(selected.program, selected.launch, sizes, gpu)
-    ideal = launch.time(at_bounds(bounds_of(selected, gpu)))
-    return max(ideal.memory, ideal.busy * ideal.microseconds)
-
-
-def crowded(selected: Selected) -> bool:
-    """Whether the sums of its matmuls leave a thread too few registers for anything else."""
-    schedule = selected.schedule
-    assert isinstance(schedule, KernelSchedule)
-    held = 0
-    for loop in selected.program.loops():
-        matmuls = [op for op in loop.body if isinstance(op, Op) and op.kind == "mma"]
-        sums = {op.dst.name: prod(op.dst.type.shape) for op in matmuls if op.dst is not None}
-        held = max(held, sum(sums.values()))
-    threads = WARP_GROUP * len(schedule.compute)
-    return held / threads + BESIDE_SUMS > schedule.any_loop.groups[-1].registers
-
-
-def bounds_of(selected: Selected, gpu: str) -> Mapping[str, float]:
-    """Cycles of an iteration of each loop that no order is below."""
-    schedule, program = selected.schedule, selected.program
-    assert isinstance(schedule, KernelSchedule)
-    placement = place(program, schedule.launch.split, len(schedule.compute))
-    cycles: dict[str, float] = {}
-    for loop in placement.program.loops():
-        problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
-        cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
-    return cycles

@@ -1,0 +1,97 @@
+"""What becomes of a point: its predicted time and why, or why it is of no use.
+
+A point's bound comes first: the time that its loops take at the interval that no order beats. Where
+it lies below the best time known so far, the point is built, and its machine code replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from warploom.autosched.points import Point
+from warploom.codegen.ir.place import place
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.engine.points import Space
+from warploom.errors import CheckFailed, WarploomError
+from warploom.kernels.select import Selected
+from warploom.perf.extract import extract
+from warploom.perf.launch_time import Launch, at_bounds
+from warploom.perf.replay import Replay, machine_bound, replay
+from warploom.schedule.model.bounds import lower_bounds
+from warploom.schedule.model.costs import costs
+from warploom.tile import Op
+
+BESIDE_SUMS = 32  # registers of a thread for addresses and operands
+WARP_GROUP = 128  # threads
+Outcome = dict[str, object]
+
+
+def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: float) -> Outcome:
+    """The outcome of a point, in a worker: predicted time and why, refused, or pruned."""
+    try:
+        selected = space.selected(point, gpu)
+        bound = bound_of(selected, sizes, gpu)
+        if bound >= best:
+            return {"pruned": True, "bound": bound}
+        built = selected.build()
+        assert isinstance(selected.schedule, KernelSchedule)
+        launch = Launch(selected.program, selected.launch, sizes, gpu)
+        found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
+        outcome = told(launch, found, bound)
+        if (predicted := launch.time(found).microseconds) < bound:
+            raise CheckFailed(
+                f"{predicted:.1f} us predicted, its loops take {bound:.1f} us at least: the model "
+                "of a launch is wrong"
+            )
+        return outcome
+    except WarploomError as error:
+        return {"refused": str(error)}
+
+
+def told(launch: Launch, found: Replay, bound: float) -> Outcome:
+    """What is kept of a point that is of use, whose loops and ends take as long as `found` says."""
+    time_ = launch.time(found)
+    return {
+        "predicted": time_.microseconds,
+        "bound": bound,
+        "replay": found.to_json(),
+        "mhz": time_.mhz,
+        "work": time_.work,
+        "limits": time_.limits,
+        "busy": time_.busy,
+        "overhead": time_.overhead,
+    }
+
+
+def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
+    """Microseconds that no order of these loops is below: each iteration at its bound, on all SMs
+    all the time, at the highest clock."""
+    launch = Launch(selected.program, selected.launch, sizes, gpu)
+    ideal = launch.time(at_bounds(bounds_of(selected, gpu)))
+    return max(ideal.memory, ideal.busy * ideal.microseconds)
+
+
+def crowded(selected: Selected) -> bool:
+    """Whether the sums of its matmuls leave a thread too few registers for anything else."""
+    schedule = selected.schedule
+    assert isinstance(schedule, KernelSchedule)
+    held = 0
+    for loop in selected.program.loops():
+        matmuls = [op for op in loop.body if isinstance(op, Op) and op.kind == "mma"]
+        sums = {op.dst.name: prod(op.dst.type.shape) for op in matmuls if op.dst is not None}
+        held = max(held, sum(sums.values()))
+    threads = WARP_GROUP * len(schedule.compute)
+    return held / threads + BESIDE_SUMS > schedule.any_loop.groups[-1].registers
+
+
+def bounds_of(selected: Selected, gpu: str) -> Mapping[str, float]:
+    """Cycles of an iteration of each loop that no order is below."""
+    schedule, program = selected.schedule, selected.program
+    assert isinstance(schedule, KernelSchedule)
+    placement = place(program, schedule.launch.split, len(schedule.compute))
+    cycles: dict[str, float] = {}
+    for loop in placement.program.loops():
+        problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
+        cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
+    return cycles
