@@ -152,8 +152,8 @@ def schedule_for(
     if policy.order == "solve":
         own = ("groups", "depth", "slots", "vectors")
         if told := [name for name in own if getattr(policy, name)]:
-            value = getattr(policy, told[0])
-            raise InputError(f"schedule 'solve' with {told[0]}={value}: the solver finds that itself")
+            said = f"{told[0]}={getattr(policy, told[0])}"
+            raise InputError(f"schedule 'solve' with {said}: the solver finds that itself")
         asked = policy.search or Search(replayed=True)
         if asked.replayed:
             return chosen_kernel(program, policy.launch, gpu, asked, policy.registers, say=say)
