@@ -50,6 +50,8 @@ LOADERS = (32, 40)  # registers of a loading thread that computes many addresses
 MOST_REGISTERS = 240  # of a computing thread
 # Fewer slots than fit are no gain, and what runs before a kernel no model of it knows.
 UNVARIED = ("depth", "launch")
+# Options that choose what the solver finds itself.
+LEFT_TO_SOLVER = ("groups", "depth")
 
 
 def choices(program: Program) -> Mapping[str, tuple[str, ...]]:
@@ -125,7 +127,7 @@ def policy(
     """What an order, a launch plan and the words of a point say of a schedule, but for
     `registers`."""
     given = dict(word.split("=") for word in words)
-    groups, depth = (int(given.get(name, 0)) for name in ("groups", "depth"))
+    groups, depth = (int(given.get(name, 0)) for name in LEFT_TO_SOLVER)
     return Policy(order, plan, groups, depth, search=search)
 
 
