@@ -290,7 +290,7 @@ def merge(files: list[Path]) -> None:
 
 def main() -> None:
     """Command line."""
-    args = kb.arguments(__doc__ or "")
+    args = kb.arguments(__doc__ or "", build=("only",))
     if args.mode == "merge":
         merge(args.files)
         return
