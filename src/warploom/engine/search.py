@@ -52,7 +52,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space, orders
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, ToolMissing, WarploomError
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay
