@@ -49,7 +49,8 @@ from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneSettings
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import replay
 from warploom.rewrites.rules import Form

@@ -5,6 +5,8 @@
     python -m bench.engine_model run DIR --out OUT   on a GPU machine: rows of claim `engine-model`
     python -m bench.engine_model merge FILE          into bench/results/engine_model.json
     python -m bench.engine_model plot                docs/img/engine_model.svg from the rows
+    python -m bench.engine_model alone               into bench/results/engine_model_alone.json:
+                                                     kernels timed alone for a second
 
 The kernels are those of the tuned tables, at the lengths of the attention benchmark, the shapes of
 the GEMM benchmark and others drawn at random; the model was calibrated on none of them. Samples
@@ -33,13 +35,15 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch, LaunchTime
 from warploom.perf.replay import replay
 from warploom.runtime.stats import median_interval
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "engine_model.json"
+ALONE = RESULTS.with_name("engine_model_alone.json")
 PLOT = ROOT.parent / "docs" / "img" / "engine_model.svg"
 ROUNDS, TOKENS, WIDTH = 12, 16384, 2048
 CONTROL = "again"
@@ -100,16 +104,51 @@ def build(out: Path, seed: int) -> None:
         write_text_atomically(out / "cases.json", json.dumps(noted, indent=1))
 
 
+def by_table(name: str, row: Evidence, limit: str) -> tuple[LaunchTime, str, float] | None:
+    """What the model says of a row's kernel under a limit of power, from the replay of the tuned
+    table; the variant, and the microseconds that were measured. None: another kernel was."""
+    table, measured = TABLES[name][0], READ[name](row)
+    if measured is None or measured.name not in table.known[measured.kind].replays:
+        return None
+    kind, variant = table.known[measured.kind], table.variants[measured.name]
+    config = variant.config(configure(name, kind.settings)[0])
+    launch = replace(variant.launch(config, measured.sizes, "h200"), limit=limit)
+    return launch.time(kind.replays[measured.name]), measured.name, measured.microseconds
+
+
+def alone() -> list[Evidence]:
+    """Kernels that ran for a second, under the board's limit of power, with their predictions."""
+    rows: list[Evidence] = []
+    for name in TABLES:
+        for row in read_rows(ROOT / "results" / f"{name}_alone.json"):
+            if (one := by_table(name, row, "power.limit")) is None:
+                continue
+            found, variant, ours = one
+            rows.append(
+                replace(
+                    row,
+                    claim="engine-model",
+                    kernel=f"{name} {variant}",
+                    unit="us",
+                    better="lower",
+                    ours=ours,
+                    baselines={"predicted": found.microseconds},
+                    ratio_to_best=found.microseconds / ours,
+                    ci95=None,
+                    control=None,
+                    checks=_told(found, ours),
+                )
+            )
+    return rows
+
+
 def recorded() -> list[Evidence]:
     """The rows with what the model says now, from the replays of the tuned tables."""
     rows: list[Evidence] = []
     for row in read_rows(RESULTS):
-        name = row.kernel.split()[0]
-        table, measured = TABLES[name][0], READ[name](row)
-        assert measured is not None
-        kind = table.known[measured.kind]
-        config = configure(name, kind.settings)[0]
-        found = table.time(kind, measured.name, config, measured.sizes)
+        one = by_table(row.kernel.split()[0], row, "power.burst")
+        assert one is not None
+        found, *_ = one
         rows.append(
             replace(
                 row,
@@ -237,7 +276,7 @@ def plot(rows: list[Evidence]) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="The model of a launch beside measurements.")
-    parser.add_argument("what", choices=("recorded", "build", "run", "merge", "plot"))
+    parser.add_argument("what", choices=("recorded", "alone", "build", "run", "merge", "plot"))
     parser.add_argument("where", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--seed", type=int, default=0)
@@ -245,6 +284,10 @@ def main() -> None:
     if args.what == "recorded":
         rows = recorded()
         write_rows(RESULTS, rows)
+        print(errors(rows))
+    elif args.what == "alone":
+        rows = alone()
+        write_rows(ALONE, rows)
         print(errors(rows))
     elif args.what == "build":
         build(args.where, args.seed)

@@ -23,7 +23,7 @@ from warploom import tile as t
 from warploom.autosched.named import groups
 from warploom.autosched.plans import choices, plans, registers, variations
 from warploom.autosched.points import Point
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.compile.build import program_key
 from warploom.engine.outcome import bound_of, told, tried
 from warploom.engine.points import Space, described, orders
@@ -31,9 +31,9 @@ from warploom.engine.search import BEST_OF, Explored, Found, _limited, _Search, 
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
 from warploom.flows.built import from_file
-from warploom.kernels.gemm.program import GemmConfig, default_schedule
+from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.machine import load
 from warploom.perf.launch_time import WAVES, Launch, LaunchTime, _makespan, why_slower
 from warploom.perf.replay import Ends, Prediction, Replay
@@ -94,8 +94,10 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
 def test_the_solver_of_a_search_has_the_seconds_asked_for(space, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
-        "warploom.autosched.plans.schedule_named",
-        lambda *arguments: seen.append(arguments[4]) or schedule_named(*arguments),
+        "warploom.kernels.tuned.variant.schedule_for",
+        lambda program, policy, gpu: (
+            seen.append(policy.search) or schedule_for(program, policy, gpu)
+        ),
     )
     Space(FILE, {}, seconds=2.5).selected(first_point(space), "h200")
     assert [one.seconds for one in seen] == [2.5]
@@ -258,7 +260,7 @@ def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
 
 def gemm(sizes: dict[str, int], gpu: str = "h200", **plan) -> Launch:
     config = GemmConfig()
-    launch = default_schedule(config).launch.with_options(**plan)
+    launch = default_policy(config).launch.with_options(**plan)
     return Launch(gemm_program(config), launch, sizes, gpu)
 
 

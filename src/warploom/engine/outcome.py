@@ -14,7 +14,7 @@ from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
 from warploom.errors import CheckFailed, WarploomError
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay

@@ -87,7 +87,9 @@ class Launch:
     """A program at array sizes on a GPU, laid out by a plan.
 
     `arrays` has the int32 arrays, by name, from which tasks read where their data lie; `of` is what
-    is known of the program and the plan from another launch of them.
+    is known of the program and the plan from another launch of them. `limit` is the power that
+    holds the clock: that of the first milliseconds, or the board's (`power.limit`) for a kernel
+    that runs alone for longer.
     """
 
     program: Program
@@ -96,6 +98,7 @@ class Launch:
     gpu: str
     arrays: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     of: Frame | None = field(default=None, repr=False, compare=False)
+    limit: str = "power.burst"
 
     @cached_property
     def frame(self) -> Frame:
@@ -376,7 +379,7 @@ class Launch:
         picojoules += len(self.order) * self.frame.stored * one("store")
         if any(loop.events.get("matmul") for loop in replay.loops.values()):
             top = min(top, machine.value("clock.tensor"))
-        room = machine.value("power.burst") - machine.value("power.static")
+        room = machine.value(self.limit) - machine.value("power.static")
         exponent = machine.value("energy.exponent")
         boost = machine.value("clock.boost")
         # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from warploom.autosched.named import multistage
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, swap_operands
@@ -230,7 +230,7 @@ def combine_schedule(config: GemmConfig) -> SimtSchedule:
     return SimtSchedule("rows of parts", 128, 32, 4, launch)
 
 
-def default_schedule(config: GemmConfig) -> KernelSchedule:
+def default_policy(config: GemmConfig) -> Policy:
     """Load-compute-finish with one matmul in flight; pairs of blocks share b, 8 rows a super-group.
 
     cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative). Slices
@@ -244,4 +244,4 @@ def default_schedule(config: GemmConfig) -> KernelSchedule:
         launch = launch.with_options(cluster=cluster, store="direct")
     registers = (40, 232) if config.swap_ab or config.slices > 1 else None
     depth = 3 if config.in_cluster else 4
-    return multistage(gemm(config), depth, launch, registers=registers)
+    return Policy("inflight", launch, groups=2, depth=depth, registers=registers)
