@@ -352,6 +352,9 @@ def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     far = launch.traffic * 84
     joules = 1e-12 * (on_chip * (short.mhz / 1980) ** 1.8 + far)
     assert 123 + joules / (short.microseconds * 1e-6) == pytest.approx(891, rel=0.01)
+    alone = replace(launch, limit="power.limit").time(replayed(cycles, Ends(), events))
+    joules = 1e-12 * (on_chip * (alone.mhz / 1980) ** 1.8 + far)
+    assert 123 + joules / (alone.microseconds * 1e-6) == pytest.approx(700, rel=0.01)
 
 
 def test_a_point_is_never_predicted_below_its_bound(space) -> None:
