@@ -5,8 +5,9 @@ Stages, each from the best of the one before:
     known       points that were tried at other sizes of the arrays, ranked by the model from their
                 replays there
     sizes       choices of open sizes, with all rewrites, in the usual order, those first whose
-                launch is shortest with its loops at their bounds; where that spills, in the order
-                that needs fewest registers
+                launch is shortest with its loops at their bounds; in fewer groups where the sums
+                of their matmuls need the registers; where that spills, in the order that needs
+                fewest
     forms       other choices of rewrites for the fastest sizes
     plans       launch plans of the fastest, ranked by the model from what is known of the loops;
                 the first ones are compiled
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import floor, inf, log
 from multiprocessing import get_context, parent_process
 
@@ -271,17 +273,33 @@ class _Search:
             for point in self._usual(one.point.settings, form):
                 yield replace(point, plan=plan)
 
-    @staticmethod
-    def _usual(settings: tuple[tuple[str, str], ...], form: Form) -> Iterator[Point]:
+    def _usual(self, settings: tuple[tuple[str, str], ...], form: Form) -> Iterator[Point]:
         for name in orders(form.program)[:1]:
-            yield Point(settings, form.rules, name)
+            point = Point(settings, form.rules, name)
+            yield next(self._roomy(point, form.program), point)
+
+    def _roomy(self, point: Point, program: Program) -> Iterator[Point]:
+        """The point, then with fewer and fewer groups, whose threads have more registers, where
+        these hold the sums."""
+        for groups in ("", *reversed(values(program, "groups"))):
+            other = point.having(f"groups={groups}")
+            try:
+                if not crowded(self.space.selected(other, self.gpu)):
+                    yield other
+            except WarploomError:
+                continue
 
     def _spilled(self) -> Iterator[Point]:
         """Forms that need more registers than there are, in the order that needs fewest: groups
-        do not hold one result while another one takes its turn."""
+        do not hold one result while another one takes its turn. Else in fewer groups."""
         for one in list(self.explored.found):
-            if "spills" in one.row.refused and one.point.order.startswith("pingpong"):
+            if "spills" not in one.row.refused:
+                continue
+            if one.point.order.startswith("pingpong"):
                 yield replace(one.point, order="overlapped-early")
+            else:
+                others = self._roomy(one.point, self._program(one.point))
+                yield from islice((other for other in others if other != one.point), 1)
 
     def _refused(self) -> Iterator[Point]:
         """Other forms of the first sizes, where no point is of use with all rewrites."""
