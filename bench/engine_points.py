@@ -223,7 +223,7 @@ def facts(note: Mapping[str, Any], counts: Counts, ours: float) -> dict[str, Any
     """Where predicted and measured time differ: cycles an iteration, the clock, and the cycles that
     an SM is not in a loop, the ends of tasks and the wait for the last one."""
     told, groups = note["predicted"], note["groups"]
-    mhz = 1e3 * statistics.median(ghz for _, ghz, _ in counts.values())
+    mhz = 1e3 * statistics.median(ghz for _, ghz, cycles in counts.values() if cycles)
     inside = sum(cycles for *_, cycles in counts.values()) / (groups * SMS)
     return {
         "error": round(told["microseconds"] / ours - 1.0, 4),
