@@ -4,7 +4,8 @@
     python -m bench.engine_model build DIR --seed N  build the defaults, predict their times
     python -m bench.engine_model run DIR --out OUT   on a GPU machine: rows of claim `engine-model`
     python -m bench.engine_model merge FILE          into bench/results/engine_model.json
-    python -m bench.engine_model plot                docs/img/engine_model.svg from the rows
+    python -m bench.engine_model plot                docs/img/engine_model.svg from these rows and
+                                                     those of `bench.engine_points`
     python -m bench.engine_model alone               into bench/results/engine_model_alone.json:
                                                      kernels timed alone for a second
 
@@ -44,6 +45,7 @@ from warploom.runtime.stats import median_interval
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "engine_model.json"
 ALONE = RESULTS.with_name("engine_model_alone.json")
+POINTS = RESULTS.with_name("engine_points.json")
 PLOT = ROOT.parent / "docs" / "img" / "engine_model.svg"
 ROUNDS, TOKENS, WIDTH = 12, 16384, 2048
 CONTROL = "again"
@@ -256,7 +258,7 @@ def plot(rows: list[Evidence]) -> str:
             f'stroke-dasharray="{dash}"/>'
         )
     for one in rows:
-        color = "#c2410c" if one.kernel.startswith("gemm") else "#1d4ed8"
+        color = "#c2410c" if "gemm" in one.kernel else "#1d4ed8"
         x, y = at(one.ours), size - at(one.baselines["predicted"])
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}" fill-opacity=".7">'
@@ -294,7 +296,7 @@ def main() -> None:
     elif args.what == "merge":
         write_rows(RESULTS, read_rows(args.where))
     elif args.what == "plot":
-        write_text_atomically(PLOT, plot(read_rows(args.where)))
+        write_text_atomically(PLOT, plot([*read_rows(args.where), *read_rows(POINTS)]))
     else:
         import torch  # noqa: PLC0415
 
