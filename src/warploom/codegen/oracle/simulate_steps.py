@@ -226,7 +226,8 @@ class Steps:
             raise CheckFailed(f"race: a copy lands in {shared.ring.name}[{slot}] under a matmul")
         whole = into.values[place]
         if whole is None or whole.shape != shape:
-            whole = np.full(shape, np.nan, np.float32)
+            missing = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).min
+            whole = np.full(shape, missing, part.dtype)
         whole = whole.copy()
         whole[index] = part
         into.values[place] = whole

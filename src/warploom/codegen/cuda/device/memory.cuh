@@ -46,6 +46,9 @@ DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }
 //@ read_e5m2
 DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }
 
+//@ read_int8
+DEVICE int read_int8(const Int8* p) { return value_of(*p); }
+
 //@ half_e4m3
 DEVICE float half_e4m3(unsigned short x, int high) {
   return value_of(E4m3{(unsigned char)(high ? x >> 8 : x)});
@@ -54,6 +57,11 @@ DEVICE float half_e4m3(unsigned short x, int high) {
 //@ half_e5m2
 DEVICE float half_e5m2(unsigned short x, int high) {
   return value_of(E5m2{(unsigned char)(high ? x >> 8 : x)});
+}
+
+//@ half_int8
+DEVICE int half_int8(unsigned short x, int high) {
+  return value_of(Int8{(signed char)(high ? x >> 8 : x)});
 }
 
 //@ read_bool
