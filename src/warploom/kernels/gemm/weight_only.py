@@ -12,9 +12,7 @@ for each group of 128 weights of a row: every 128 of k are summed by themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -109,18 +107,21 @@ class WeightOnlyConfig:
         }
 
 
-def pack_nibbles(weights: NDArray[np.int8]) -> NDArray[np.int8]:
-    """`[n, k]` of -8 to 7 as `[n, k / 2]`: of every 256 weights of a row, byte j holds number j in
-    its low bits and number 128 + j in its high ones. Raises `InputError` for other sizes or values.
+def pack_nibbles(weights: Any) -> Any:
+    """int8 `[n, k]` of -8 to 7, an array of numpy or torch, as `[n, k / 2]`.
+
+    Of every 256 weights of a row, byte j holds number j in its low bits and number 128 + j in its
+    high ones. Raises `InputError` for other sizes or values.
     """
     n, k = weights.shape
-    if k % (2 * GROUP) or weights.min() < -8 or weights.max() > 7:
+    least, most = int(weights.min()), int(weights.max())
+    if k % (2 * GROUP) or least < -8 or most > 7:
         raise InputError(
-            f"packing of weights [{n}, {k}] from {weights.min()} to {weights.max()}: expected a "
-            f"multiple of {2 * GROUP} columns, and numbers from -8 to 7"
+            f"packing of weights [{n}, {k}] from {least} to {most}: expected a multiple of "
+            f"{2 * GROUP} columns, and numbers from -8 to 7"
         )
-    low, high = np.moveaxis(weights.reshape(n, -1, 2, GROUP), 2, 0)
-    return ((high << 4) | (low & 15)).astype(np.int8).reshape(n, k // 2)
+    halves = weights.reshape(n, -1, 2, GROUP)
+    return ((halves[:, :, 1] << 4) | (halves[:, :, 0] & 15)).reshape(n, k // 2)
 
 
 def weight_only(config: WeightOnlyConfig) -> Program:
@@ -176,7 +177,7 @@ def weight_only_schedule(config: WeightOnlyConfig) -> KernelSchedule:
     return multistage(weight_only(config), depth, launch, groups, 0, None, True)
 
 
-def plan_weight_only(config: WeightOnlyConfig, m: int, n: int) -> WeightOnlyConfig:
+def plan_weight_only(config: WeightOnlyConfig, m: int, n: int, k: int) -> WeightOnlyConfig:
     """The configuration for so many rows and columns: a tile with room for the rows, and slices
     where tiles do not fill the GPU."""
     room = next(rows for rows in (16, 32, 64, MOST_ROWS) if m <= rows or rows == MOST_ROWS)
