@@ -136,7 +136,7 @@ def operands(torch: Any, case: dict[str, Any]) -> dict[str, Any]:
     sizes = case["sizes"]
     if case["kernel"] == "gemm":
         m, n, k = (sizes[name] for name in "mnk")
-        shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
+        shapes = {"a": (m, k), "b": (n, k) if case.get("b") == "nk" else (k, n), "c": (m, n)}
     else:
         lead = sizes["batch"], sizes["heads"], sizes["rows"], sizes["d"]
         shapes = dict.fromkeys("qkvo", lead)

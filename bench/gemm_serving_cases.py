@@ -52,6 +52,7 @@ WEIGHTS = {
     "integers8": WeightOnlyConfig(weights=INT8),
     "integers4": WeightOnlyConfig(weights=INT8, bits=4, grouped=True),
 }
+ROWS = (1, 16, 64, 128)  # of few
 NARROW = ((4096, 4096), (28672, 4096), (4096, 14336))  # n, k
 LARGE = ((7168, 2048), (7168, 16384), (4096, 7168), (24576, 1536), (2112, 7168))
 CASES = (
@@ -59,7 +60,7 @@ CASES = (
     *(f"grouped {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
     *(f"grouped {model} up 128" for model in MODELS),
     *(f"grouped8 {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
-    *(f"few {m}x{n}x{k}" for m in (1, 16, 64, 128) for n, k in NARROW),
+    *(f"few {m}x{n}x{k}" for m in ROWS for n, k in NARROW),
     *(f"{kind} {m}x{n}x{k}" for kind in WEIGHTS for m in (1, 16, 64) for n, k in NARROW),
     *(f"experts {model} {tokens}" for tokens in (4096, 128) for model in MODELS),
 )
