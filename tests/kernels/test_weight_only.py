@@ -74,9 +74,15 @@ def test_weights_come_through_shared_memory():
 
 def test_tiles_have_room_for_the_rows():
     base = WeightOnlyConfig()
-    found = [plan_weight_only(base, m, 4096) for m in (1, 16, 17, 64, 100, 300)]
+    found = [plan_weight_only(base, m, 4096, 4096) for m in (1, 16, 17, 64, 100, 300)]
     assert [one.tile[1] for one in found] == [16, 16, 32, 64, 128, 128]
     assert [one.slices for one in found] == [2, 2, 2, 2, 2, 1]
+
+
+def test_tiles_are_as_high_as_leaves_every_sm_one():
+    base = WeightOnlyConfig()
+    found = [plan_weight_only(base, 1, n, 4096).tile for n in (4096, 8192, 14336, 28672)]
+    assert found == [(64, 16), (64, 8), (128, 8), (256, 8)]
 
 
 def test_bytes_hold_numbers_128_apart():

@@ -14,7 +14,7 @@ import numpy as np
 from warploom.codegen.analysis.register_tiles import LANES, PACKED, RegisterTiles
 from warploom.codegen.cuda.names import c_name
 from warploom.errors import InputError
-from warploom.tile import Index, Op, TileType, Var, round_to
+from warploom.tile import BOOL, INT8, Index, Op, TileType, Var, round_to
 
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose", "rename")
@@ -47,8 +47,8 @@ FLOAT_OPS = {
 INT_OPS = {
     "abs": "::abs({0})",
     "neg": "(-{0})",
-    "low_nibble": "({0} << 28 >> 28)",
-    "high_nibble": "({0} >> 4)",
+    "low_nibble": "low_nibble({0})",
+    "high_nibble": "high_nibble({0})",
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
@@ -154,7 +154,7 @@ class Values(RegisterTiles):
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
         kind = var.type
-        if kind.dtype.kind == "bool":
+        if kind.dtype in (BOOL, INT8):
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
         word, extents = kind.dtype.kind, self.extents(kind)
         if var.name in self.placement.spread:
@@ -252,6 +252,8 @@ class Values(RegisterTiles):
     def _cast(self, op: Op, value: str) -> str:
         assert op.dst is not None
         source, target = op.srcs[0].type.dtype.kind, op.dst.type.dtype.kind
+        if op.srcs[0].type.dtype is INT8:
+            value, source = f"number({value})", "float"
         if target == "bool":
             return f"({value} != 0)"
         if target == "int":

@@ -352,5 +352,5 @@ def grouped_schedule(
     plan = plan.with_options(split="m" if groups > 1 else "")
     return multistage(
         grouped(config), depth, plan, groups, int(not config.promoted), registers, config.promoted,
-        vectors=config.brought,
+        vectors=config.brought, last_behind=config.products_in_flight > 1,
     )  # fmt: skip
