@@ -225,7 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("build", "run", "merge"))
     parser.add_argument("paths", nargs="*", type=Path, help="the cache, or files of rows to merge")
-    parser.add_argument("--only", default="", help="cases that contain one of these")
+    parser.add_argument(
+        "--only", default="", help="cases that contain one of these, in their order"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after them")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     args = parser.parse_args()
@@ -237,7 +239,8 @@ def main() -> None:
         return
     if args.paths:
         os.environ["WARPLOOM_CACHE"] = str(args.paths[0].resolve())
-    chosen = tuple(Case(n) for n in CASES if any(one in n for one in args.only.split(",")))
+    words = args.only.split(",")
+    chosen = tuple(dict.fromkeys(Case(name) for one in words for name in CASES if one in name))
     if args.what == "build":
         build_all(chosen)
     else:

@@ -53,7 +53,7 @@ EARLIER = "an earlier kernel"  # in the notes of a row: what it measured is buil
 BATCH = 3  # of the batched products of `bench.gemm`
 ROUNDS, BEST, CONTROL = 12, 2, "again"
 SHAPES, TOLD = 80, 2  # so many sizes of products drawn at random, and the fastest variants of each
-NARROWEST = 16  # rows of a tile, below which one is not left out for its room
+FEW_TIMED = 6  # variants of a product of few rows
 BEYOND_L2, MOST_COPIES = 2e8, 12  # bytes of operands that alternate, and how many sets at most
 TOKENS, WIDTH = 16384, 2048  # of attention: batch * rows, heads * head size
 
@@ -208,22 +208,25 @@ def build(out: Path, cases: Iterator[dict[str, Any]]) -> None:
 
 
 def few_rows() -> Iterator[dict[str, Any]]:
-    """Products of few rows with the weights of `gemm-serving`: the variants with room for the rows,
-    the chosen one first. Operands alternate that L2 does not hold together."""
+    """Products of few rows with the weights of `gemm-serving`: what is chosen and the variants that
+    are fastest by the model alone. Operands alternate that L2 does not hold together."""
     from bench import gemm_serving_cases as serving  # noqa: PLC0415 (which imports torch's rivals)
 
     for m, (n, k) in itertools.product(serving.ROWS, serving.NARROW):
         sizes = {"m": m, "n": n, "k": k}
         known = {**{x: str(size) for x, size in sizes.items()}, "b": "nk"}
-        rooms = {name: one.point.sizes("tile")[0] for name, one in GEMM.variants.items()}
-        least = min(room for room in rooms.values() if room >= m)
-        fitting = [name for name, room in rooms.items() if least <= room <= max(least, NARROWEST)]
-        names = dict.fromkeys([select("gemm", known).name, *fitting])
-        copies = max(1, min(MOST_COPIES, int(BEYOND_L2 / (2 * n * k))))
+        config, kind = configure("gemm", known)[0], GEMM.known["16-bit"]
+        whole = [x for x in kind.replays if (v := GEMM.variants[x]).whole and v.takes(config)]
+        asked = entry("gemm").asked(config, full_sizes("gemm", known))
+        best = GEMM.fastest(replace(kind, rows=()), whole, config, asked, FEW_TIMED)
         yield {
-            "kernel": "gemm", "sizes": sizes, "b": "nk", "copies": copies, "settings": known,
-            "names": [name for name in names if GEMM.variants[name].whole],
-        }  # fmt: skip
+            "kernel": "gemm",
+            "sizes": sizes,
+            "b": "nk",
+            "copies": max(1, min(MOST_COPIES, int(BEYOND_L2 / (2 * n * k)))),
+            "settings": known,
+            "names": [*dict.fromkeys([select("gemm", known).name, *best])],
+        }
 
 
 def drawn_sizes(seed: int) -> Iterator[dict[str, Any]]:

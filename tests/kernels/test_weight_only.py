@@ -25,6 +25,7 @@ CASES = {
     "integers": (WeightOnlyConfig(weights=t.INT8), 5, 72, 272),
     "integers of groups": (WeightOnlyConfig(weights=t.INT8, grouped=True, slices=2), 3, 72, 384),
     "nibbles": (WeightOnlyConfig(weights=t.INT8, bits=4), 7, 72, 512),
+    "nibbles in fp16": (WeightOnlyConfig(weights=t.INT8, bits=4, dtype=t.FP16), 7, 72, 256),
     "nibbles of groups": (WeightOnlyConfig(weights=t.INT8, bits=4, grouped=True), 9, 136, 512),
 }
 

@@ -352,6 +352,20 @@ def _convert(call: Call) -> str:
     return ops[0].set(f"{TYPES[to]}({ops[1].value(TYPES[source])})")
 
 
+def _fma_pairs(call: Call) -> str:
+    """fma of two 16-bit numbers in a word."""
+    name = "bf16" if call.groups[0] == "bf16x2" else "fp16"
+    words = ", ".join(op.value("uint32_t") for op in call.ops[1:])
+
+    def half(shift: int) -> str:
+        each = ", ".join(f"numbers::from_{name}(uint16_t(x_[{i}] >> {shift}))" for i in range(3))
+        return f"numbers::to_{name}(fmaf({each}))"
+
+    return f"const uint32_t x_[] = {{{words}}};" + call.ops[0].set(
+        f"ptx::pair({half(16)}, {half(0)})"
+    )
+
+
 def _add_global(call: Call) -> str:
     kind = call.groups[0]
     at, more = call.mem(0, "uint64_t"), call.ops[1]
@@ -498,6 +512,7 @@ FORMS: list[tuple[str, Make]] = [
         ),
     ),
     (r"elect\.sync", _elect),
+    (r"fma\.rn\.(bf16x2|f16x2)", _fma_pairs),
     (rf"mov{ANY}", _move),
     (r"cvt(?:\.rn|\.rz)?(?:\.satfinite)?(?:\.relu)?\.(\w+)\.(\w+)", _convert),
     (r"setp\.(\w\w)\.(\w+)", _compare),

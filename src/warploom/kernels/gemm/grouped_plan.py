@@ -25,6 +25,8 @@ THIRDS = 192  # columns of a tile for results that are a multiple of it, with th
 # with block scales, 4096 rows, timed on an H200.
 TWO_IN_FLIGHT, THREE_GROUPS = (0.418, 0.84), (0.619, 1.39)
 
+ALONE = {(64, 64): 8, (128, 64): 8, (128, 192): 5}  # tiles of which an SM has one, and their rings
+
 
 @dataclass(frozen=True)
 class GroupedPlan:
@@ -92,11 +94,11 @@ def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
 
 
 def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
-    """The plan for one promoted product: the tile that takes the least time, or where tiles of 128
-    are fewer than SMs the smallest one of which each SM has at most one."""
-    if config.scales == "blocks" and _tiles(m, n, (128, 128)) <= SMS:
-        narrow = (64, 64) if _tiles(m, n, (64, 64)) <= SMS else (128, 64)
-        return GroupedPlan(replace(config, tile=narrow), 8)
+    """The plan for one promoted product: the tile that takes the least time, or where no SM has two
+    tiles the smallest one for which that is so."""
+    for tile, depth in ALONE.items() if config.scales == "blocks" else ():
+        if _tiles(m, n, tile) <= SMS:
+            return GroupedPlan(replace(config, tile=tile), depth)
     steps = -(-k // config.step)
 
     def cost(rows: int, task: tuple[float, float]) -> float:

@@ -92,6 +92,23 @@ DEVICE float half_e5m2(unsigned short x, int high) {
 //@ half_int8
 DEVICE Field half_int8(unsigned short x, int high) { return Field{x, high ? 8 : 0, 8}; }
 
+//@ nibbles_bf16
+// The signed numbers in four bits, from `shift` on, of two bytes: with its sign flipped each is the
+// low part of the mantissa of 128, and one packed FMA takes away what was added.
+DEVICE unsigned nibbles_bf16(unsigned short x, int shift) {
+  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x43084308u;
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(0xc308c308u));
+  return y;
+}
+
+//@ nibbles_fp16
+// The same in the mantissa of 1024.
+DEVICE unsigned nibbles_fp16(unsigned short x, int shift) {
+  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x64086408u;
+  asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0xe408e408u));
+  return y;
+}
+
 //@ read_bool
 DEVICE bool read_bool(const unsigned char* p) { return *p != 0; }
 
