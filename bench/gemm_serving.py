@@ -51,7 +51,6 @@ from bench.gemm_serving_cases import (
     operands,
     own_call,
 )
-from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.grouped import SCALED
 from warploom.runtime.stats import median_interval
@@ -68,8 +67,8 @@ TOKENS_SEEN = 8  # of a layer of experts
 def build_all(cases: tuple[Case, ...]) -> None:
     """Compile what the cases need."""
     for case in cases:
-        for program, schedule in case.kernels.values():
-            build(program, schedule)
+        for make in case.kernels.values():
+            make()
         print(case.name, *case.kernels, flush=True)
 
 
@@ -184,7 +183,7 @@ def evidence(
     best = max(same, key=lambda name: same[name])
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *again = median_interval(samples[control], samples[sitting.CONTROL])
-    tile, (program, schedule) = next(iter(case.kernels.items()))
+    tile, make = next(iter(case.kernels.items()))
     checks = {
         "numerics": "pass" if errors["warploom"] < case.wrong else "fail",
         "errors": {n: float(f"{errors[n]:.2g}") for n in ("warploom", *same) if n != BY_ROWS},
@@ -201,7 +200,7 @@ def evidence(
         shape=case.name,
         dtype=TYPES.get(case.kind, "e4m3, block scales"),
         **kb.provenance(),
-        compiler=build(program, schedule).resources.compiler,
+        compiler=make().resources.compiler,
         unit="TFLOP/s",
         better="higher",
         ours=rates["warploom"],

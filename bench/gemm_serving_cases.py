@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.kernels.gemm.experts import combine_rows, gather_rows, rows_schedule
 from warploom.kernels.gemm.grouped import (
@@ -20,16 +20,16 @@ from warploom.kernels.gemm.grouped import (
     work_schedule,
 )
 from warploom.kernels.gemm.grouped_plan import plan_grouped
-from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.gemm.weight_only import (
     GROUP,
     WeightOnlyConfig,
     plan_weight_only,
     weight_only,
-    weight_only_schedule,
+    weight_only_policy,
 )
-from warploom.tile import E4M3, INT8, Program
+from warploom.tile import E4M3, INT8
 
 # Model -> (experts, of which a token takes, width, width of an expert)
 MODELS = {
@@ -75,7 +75,7 @@ LAYER = ("x", "up", "down", "chosen", "weights")  # the arguments of a layer of 
 WRONG = 6e-3
 INNER_TILES = 8  # of torch's packing
 Call = Callable[[], Any]
-Kernel = tuple[Program, KernelSchedule | SimtSchedule]
+Make = Callable[[], Built]
 
 
 @dataclass(frozen=True)
@@ -116,38 +116,42 @@ class Case:
         return 2 * WRONG if self.kind == "experts" else WRONG
 
     @cached_property
-    def kernels(self) -> dict[str, Kernel]:
+    def kernels(self) -> dict[str, Make]:
         """What the operator runs, by what tells it from others; the product first."""
         _, rows, n, k = self.sizes
         if self.kind in WEIGHTS:
             few = plan_weight_only(WEIGHTS[self.kind], rows, n, k)
-            return {f"{few.tile} {few.slices}": (weight_only(few), weight_only_schedule(few))}
+            make = partial(compiled, weight_only(few), weight_only_policy(few))
+            return {f"{few.tile} {few.slices}": make}
         if self.kind == "few":
-            choice = choose_gemm(rows, n, k, GemmConfig(b="nk"), 1, sliced=True)
-            own = choice.config(GemmConfig(b="nk"))
-            found: dict[str, Kernel] = {choice.name: (gemm(own), choice.schedule(own))}
+            base = GemmConfig(b="nk")
+            choice = choose_gemm(rows, n, k, base, 1, sliced=True)
+            found: dict[str, Make] = {choice.name: lambda: choice.selected(base).build()}
+            own = choice.config(base)
             if own.workspace:
-                found["combine"] = combine(own), combine_schedule(own)
+                found["combine"] = partial(compiled, combine(own), combine_schedule(own))
             return found
         if self.kind == "experts":
             _, taken, width, inner = MODELS[self.name.split()[1]]
             up = self._grouped(GroupedConfig(groups="rows", swiglu=True), inner, width)
-            around = {"gather": (gather_rows(), rows_schedule())}
-            around["combine"] = combine_rows(taken), rows_schedule()
-            return {**up, **self._grouped(GroupedConfig(groups="rows"), width, inner), **around}
+            down = self._grouped(GroupedConfig(groups="rows"), width, inner)
+            around = {"gather": gather_rows(), "combine": combine_rows(taken)}
+            plain = {name: partial(compiled, one, rows_schedule()) for name, one in around.items()}
+            return {**up, **down, **plain}
         config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
         if self.kind != "grouped":
             config = replace(config, dtype=E4M3, scales="blocks", promote=True)
         return self._grouped(config, n, k)
 
-    def _grouped(self, config: GroupedConfig, n: int, k: int) -> dict[str, Kernel]:
+    def _grouped(self, config: GroupedConfig, n: int, k: int) -> dict[str, Make]:
         experts, rows, *_ = self.sizes
         plan = plan_grouped(config, rows // experts, n, k, config.scales != "none")
         tile = plan.config.tile
         word = f"{tile} swiglu" if config.swiglu else f"{tile}"
-        found: dict[str, Kernel] = {word: (grouped(plan.config), plan.schedule())}
+        found: dict[str, Make] = {word: partial(compiled, grouped(plan.config), plan.policy())}
         if config.groups == "rows":
-            found[f"list {tile}"] = work_list(experts, tile[0]), work_schedule(experts)
+            tasks = work_list(experts, tile[0]), work_schedule(experts)
+            found[f"list {tile}"] = partial(compiled, *tasks)
         return found
 
 

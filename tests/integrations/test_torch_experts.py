@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from warploom import tile as t  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
-from warploom.integrations import torch_experts, torch_gemm  # noqa: E402
+from warploom.integrations import torch_experts, torch_gemm, torch_program  # noqa: E402
 from warploom.integrations.torch_experts import (  # noqa: E402
     combine_rows,
     experts_mlp,
@@ -64,7 +64,7 @@ class Interpreted:
     def __init__(self, key):
         self.program, self.written = PROGRAMS[key[0]](key)
 
-    def __call__(self, tensors, stream=0):
+    def __call__(self, tensors, scalars, stream):
         tensors[self.written].zero_()
         arrays = {name: x.float().numpy() if x.is_floating_point() else x.numpy()
                   for name, x in tensors.items()}  # fmt: skip
@@ -75,8 +75,8 @@ class Interpreted:
 def test_the_layer_is_that_of_every_token_alone(monkeypatch):
     for module in (torch_experts, torch_gemm):
         monkeypatch.setattr(module, "check_devices", lambda *_: None)
-        monkeypatch.setattr(module, "current_stream", lambda _: 0)
-        monkeypatch.setattr(module, "built_kernel", lambda key, tensor, make: Interpreted(key))
+    monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
+    monkeypatch.setattr(torch_program, "built_kernel", lambda key, tensor, make: Interpreted(key))
     torch.manual_seed(0)
     x = torch.randn(9, WIDTH).bfloat16()
     up = (torch.randn(EXPERTS, 2 * INNER, WIDTH) / 8).bfloat16().transpose(1, 2)

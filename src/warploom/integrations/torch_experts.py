@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_gemm import grouped_mm
 from warploom.integrations.torch_program import (
     allowed_type,
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     refuse_backward,
+    steps,
     torch_module,
 )
 from warploom.kernels.gemm.experts import combine_rows as combine_program
 from warploom.kernels.gemm.experts import gather_rows as gather_program
 from warploom.kernels.gemm.experts import rows_schedule
+from warploom.tile import DType
 
-ARCH = "sm_90a"
 TYPES = ("bf16", "fp16")
 PITCH = 8  # columns that a lane takes at a time
 MOST_TAKEN = 16  # experts of a token: a thread has a line of each in registers
@@ -71,31 +71,30 @@ def _check(name: str, rows: Any, indices: Any, **others: Any) -> None:
         raise InputError(f"{name} with indices {indices.dtype}: expected contiguous int32")
 
 
-def _gather(x: Any, tokens: Any) -> Any:
-    out = _gather_fake(x, tokens)
-    if not out.numel():
-        return out
-    kind = allowed_type(x, "gather_rows x", TYPES)
-    kernel = built_kernel(
-        ("gather_rows", kind), x, lambda: build(gather_program(kind), rows_schedule(kind), ARCH)
-    )
-    kernel({"x": x, "tokens": tokens, "sorted": out}, stream=current_stream(x))
-    return out
-
-
-def _gather_fake(x: Any, tokens: Any) -> Any:
+def _gather_plan(x: Any, tokens: Any) -> DType:
     _check("gather_rows", x, tokens)
     if tokens.dim() != 1:
         raise InputError(f"gather_rows with tokens {list(tokens.shape)}: expected one a row")
+    return allowed_type(x, "gather_rows x", TYPES)
+
+
+def _gathered(kind: DType, x: Any, tokens: Any) -> Any:
     return x.new_empty((tokens.shape[0], x.shape[1]))
+
+
+def _gather(kind: DType, out: Any, x: Any, tokens: Any) -> None:
+    launch(
+        ("gather_rows", kind),
+        lambda: compiled(gather_program(kind), rows_schedule(kind)),
+        {"x": x, "tokens": tokens, "sorted": out},
+    )
 
 
 GATHER = "warploom::gather_rows"
 _gather_rows = operator(
     GATHER,
     "(Tensor x, Tensor tokens) -> Tensor",
-    _gather,
-    _gather_fake,
+    *steps(_gather_plan, _gathered, _gather),
     refuse_backward(GATHER, "detach its arguments"),
 )
 
@@ -108,22 +107,7 @@ def gather_rows(x: Any, tokens: Any) -> Any:
     return _gather_rows(x, tokens)
 
 
-def _combine(rows: Any, places: Any, weights: Any) -> Any:
-    out = _combine_fake(rows, places, weights)
-    if not out.numel():
-        return out
-    kind, taken = allowed_type(rows, "combine_rows rows", TYPES), places.shape[1]
-    kernel = built_kernel(
-        ("combine_rows", kind, taken),
-        rows,
-        lambda: build(combine_program(taken, kind), rows_schedule(kind), ARCH),
-    )
-    arrays = {"rows": rows, "places": places, "weights": weights, "y": out}
-    kernel(arrays, stream=current_stream(rows))
-    return out
-
-
-def _combine_fake(rows: Any, places: Any, weights: Any) -> Any:
+def _combine_plan(rows: Any, places: Any, weights: Any) -> DType:
     _check("combine_rows", rows, places, weights=weights)
     alike = places.dim() == 2 and weights.shape == places.shape and weights.is_contiguous()
     if not alike or weights.dtype != torch.float32 or not 1 <= places.shape[1] <= MOST_TAKEN:
@@ -132,15 +116,27 @@ def _combine_fake(rows: Any, places: Any, weights: Any) -> Any:
             f"{list(weights.shape)}: expected [tokens, taken] of both, weights of contiguous "
             f"float32, and 1 to {MOST_TAKEN} taken"
         )
+    return allowed_type(rows, "combine_rows rows", TYPES)
+
+
+def _combined(kind: DType, rows: Any, places: Any, weights: Any) -> Any:
     return rows.new_empty((places.shape[0], rows.shape[1]))
+
+
+def _combine(kind: DType, out: Any, rows: Any, places: Any, weights: Any) -> None:
+    taken = places.shape[1]
+    launch(
+        ("combine_rows", kind, taken),
+        lambda: compiled(combine_program(taken, kind), rows_schedule(kind)),
+        {"rows": rows, "places": places, "weights": weights, "y": out},
+    )
 
 
 COMBINE = "warploom::combine_rows"
 _combine_rows = operator(
     COMBINE,
     "(Tensor rows, Tensor places, Tensor weights) -> Tensor",
-    _combine,
-    _combine_fake,
+    *steps(_combine_plan, _combined, _combine),
     refuse_backward(COMBINE, "detach its arguments"),
 )
 

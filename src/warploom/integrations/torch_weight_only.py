@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     allowed_type,
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     refuse_backward,
+    steps,
     torch_module,
 )
 from warploom.kernels.gemm.weight_only import (
@@ -27,11 +27,10 @@ from warploom.kernels.gemm.weight_only import (
     pack_nibbles,
     plan_weight_only,
     weight_only,
-    weight_only_schedule,
+    weight_only_policy,
 )
 from warploom.tile import INT8
 
-ARCH = "sm_90a"
 NAME = "warploom::weight_only_mm"
 PITCH = 4  # columns of scales that the copy engine takes a multiple of
 torch: Any = torch_module()
@@ -73,32 +72,27 @@ def _problem(mat_a: Any, mat_b: Any, scale_b: Any) -> str:
     return ""
 
 
-def _run(mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
-    base = _config(mat_a, mat_b, scale_b)
-    out = mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]))
-    if out.numel() == 0 or mat_a.shape[1] == 0:
-        return out.zero_()
+def _fill(base: WeightOnlyConfig, out: Any, mat_a: Any, mat_b: Any, scale_b: Any) -> None:
+    if mat_a.shape[1] == 0:
+        out.zero_()
+        return
     config = plan_weight_only(base, *out.shape, k=mat_a.shape[1])
-    kernel = built_kernel(
-        ("weight_only", config),
-        mat_a,
-        lambda: build(weight_only(config), weight_only_schedule(config), ARCH),
-    )
     scale = scale_b.contiguous() if base.grouped else scale_b.reshape(-1).contiguous()
-    kernel({"x": mat_a, "w": mat_b.t(), "scale": scale, "y": out}, stream=current_stream(mat_a))
-    return out
+    launch(
+        ("weight_only", config),
+        lambda: compiled(weight_only(config), weight_only_policy(config)),
+        {"x": mat_a, "w": mat_b.t(), "scale": scale, "y": out},
+    )
 
 
-def _fake(mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
-    _config(mat_a, mat_b, scale_b)
+def _result(base: WeightOnlyConfig, mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]))
 
 
 _operator = operator(
     NAME,
     "(Tensor mat_a, Tensor mat_b, Tensor scale_b) -> Tensor",
-    _run,
-    _fake,
+    *steps(_config, _result, _fill),
     refuse_backward(NAME, "detach its arguments"),
 )
 

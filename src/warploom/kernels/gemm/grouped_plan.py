@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.kernels.gemm.grouped import GroupedConfig, grouped_schedule
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.kernels.gemm.grouped import GroupedConfig, grouped_policy
 
 SMS = 132
 # (loading, computing) registers a thread by rows of a tile: the loading thread holds what its task
@@ -44,8 +45,8 @@ class GroupedPlan:
     dynamic: bool = False
     raster: int = RASTER
 
-    def schedule(self) -> KernelSchedule:
-        """The kernel schedule."""
+    def policy(self) -> Policy:
+        """The policy of its schedule."""
         launch = LaunchPlan(
             supergroup=self.raster,
             store_panels=1,
@@ -54,7 +55,7 @@ class GroupedPlan:
             dependent=True,
         )
         registers = REGISTERS.get(self.config.tile[0])
-        return grouped_schedule(self.config, self.depth, launch, registers)
+        return grouped_policy(self.config, self.depth, launch, registers)
 
 
 def plan_grouped(

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -166,11 +166,12 @@ def _widened(stored: Tile, config: WeightOnlyConfig) -> list[Tile]:
     return [part.cast(config.dtype) for part in parts]
 
 
-def weight_only_schedule(config: WeightOnlyConfig) -> KernelSchedule:
+def weight_only_policy(config: WeightOnlyConfig) -> Policy:
     """Rings as deep as fit: what counts is how much of w is on its way."""
     bn, bm = config.tile
     groups = bn // ROWS_PER_GROUP
     slot = STEP * (bn + bm * config.dtype.bytes * config.halves)
+    slot += SUM_BYTES * bn * config.halves * config.grouped  # of scales
     launch = LaunchPlan(
         split="n" if groups > 1 else "",
         cluster=("slices_tile", config.slices) if config.slices > 1 else ("", 1),
@@ -179,7 +180,7 @@ def weight_only_schedule(config: WeightOnlyConfig) -> KernelSchedule:
     )
     sums = SUM_BYTES * bn * bm if config.slices > 1 else 0
     depth = min(MOST_SLOTS, (SLOTS_BYTES - sums) // slot)
-    return multistage(weight_only(config), depth, launch, groups, 0, None, True)
+    return Policy("lcsf-early", launch, groups, depth, vectors=config.grouped)
 
 
 def plan_weight_only(config: WeightOnlyConfig, m: int, n: int, k: int) -> WeightOnlyConfig:
