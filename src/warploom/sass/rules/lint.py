@@ -16,7 +16,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import or_
 from typing import Final
 
 from warploom.sass.decode.control import NO_SCOREBOARD
@@ -265,7 +264,7 @@ def _fences(kernel: Kernel) -> Iterator[LintFinding]:
             return state
         return state | of_item.get(item.index, 0)
 
-    for item, state in states(kernel, 0, step, or_):
+    for item, state in states(kernel, 0, step, int.__or__):
         if inflight.is_asynchronous(item):
             used = inflight.group_registers(item)
             mine = sum(of_register.get(each, 0) for each in used.sources | used.accumulators)
