@@ -149,10 +149,11 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
         plain = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
         return lambda: plain(q, k, v, scale=scale, normalize=False)
     gated = importlib.import_module("fla.ops.simple_gla").chunk_simple_gla
+    if case.config.decay == "head":
+        return lambda: gated(q, k, v, g_gamma=given["g"], scale=scale)
+    g = given.get("g")
     if "dt" in given:
         g, v = given["dt"] * given["a"], (given["dt"][..., None] * v).bfloat16()
-    else:
-        g = given["g"].expand(v.shape[:3]).contiguous()
     return lambda: gated(q, k, v, g=g, scale=scale)
 
 
@@ -163,6 +164,19 @@ def _delta(q: Any, k: Any, given: dict[str, Any], scale: float) -> Callable[[], 
         return lambda: plain(q, k, v, beta, scale=scale)
     gated = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     return lambda: gated(q, k, v, given["g"], beta, scale=scale)
+
+
+def that_runs(torch: Any, make: Callable[[], Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """{FLA: its call}, tuned; none, with the reason, where it does not run or is not captured."""
+    try:
+        call = make()
+        call()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            call()
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+        return {}
+    return {FLA: call}
 
 
 def error(torch: Any, case: Case, kernel: Any, rows: int) -> float:
@@ -188,13 +202,8 @@ def timed(
         kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
 
     calls = {OURS: ours, CONTROL: ours, COPY: lambda: torch.neg(half, out=other)}
-    try:
-        if not args.alone:
-            calls[FLA] = theirs(case, given, scale)
-            calls[FLA]()
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        calls.pop(FLA, None)
-        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+    if not args.alone:
+        calls |= that_runs(torch, lambda: theirs(case, given, scale))
     return kb.interleave(calls, args.rounds)
 
 

@@ -50,7 +50,7 @@ CASES = {
 ROWS = (1024, 4096)
 LONG = 2048  # rows of the longer check
 WRONG = 5e-3  # relative error in norm: operands, states and results are rounded to bf16
-WRONG_GATES = 4e-2  # gradients of gates, and of a over all rows, are differences of large sums
+WRONG_GATES = 2e-2  # gradients of gates, and of a over all rows, are differences of large sums
 BACKWARD = "ours, backward alone"
 NO_INPUTS = "o", "do", "states", "inverse", "fresh"
 
@@ -103,8 +103,8 @@ def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int
 
 
 def errors(torch: Any, case: Case, kernels: tuple[Any, ...], rows: int) -> dict[str, float]:
-    """The relative error in norm of every gradient, with two heads of one sequence."""
-    here = pair(torch, case, kernels, (1, 2, rows))
+    """The relative error in norm of every gradient, with eight heads of one sequence."""
+    here = pair(torch, case, kernels, (1, 8, rows))
     here.forward(torch)
     found = here.backward(torch)
     leaves = {x: here.given[x].double().requires_grad_() for x in found}
@@ -126,11 +126,11 @@ def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
         given["v"] = (given["dt"][..., None] * given["v"]).bfloat16()
         given["g"] = given.pop("dt") * given.pop("a")
         case = replace(case, config=replace(case.config, decay="token", skip=False))
-    if case.config.decay == "head":
-        given["g"] = given["g"].expand(given["v"].shape[:3]).contiguous()
     if "beta" in given:
         given["beta"] = given["beta"].bfloat16()
     names = [x for x in ("q", "k", "v", "g", "beta") if x in given]
+    if case.config.decay == "head":
+        names.remove("g")  # of which it makes no gradient
     leaves = [given[x].detach().requires_grad_() for x in names]
     given |= dict(zip(names, leaves, strict=True))
     call = forward.theirs(case, given, here.scale)
@@ -165,13 +165,8 @@ def timed(torch: Any, here: Pair, args: argparse.Namespace) -> dict[str, list[fl
         COPY: lambda: torch.neg(half, out=other),
     }
     ours()
-    try:
-        if not args.alone:
-            calls[FLA] = theirs(torch, here)
-            calls[FLA]()
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        calls.pop(FLA, None)
-        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+    if not args.alone:
+        calls |= forward.that_runs(torch, lambda: theirs(torch, here))
     return kb.interleave(calls, args.rounds)
 
 

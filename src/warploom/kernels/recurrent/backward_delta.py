@@ -68,6 +68,17 @@ class _Delta(BackwardTask):
             weight = exp2(-sums[0].rename("t", "n") + sums[0].rename("t", later))
         return where(n < m if strictly else n <= m, weight, 0.0)
 
+    def asked(self, do: Tile, sums: tuple[Tile, Tile] | None) -> Tile:
+        """The rows [m, e] of do as the state before the chunk has their weight. Rounded once, for R
+        and for dq: what gates sum up is a difference of the two."""
+        before = exp2(sums[0]).rename("t", "m") if sums is not None else 1.0
+        return (do.cast(FP32) * (before * self.scale)).cast(BF16)
+
+    def erased(self, dx: Tile, sums: tuple[Tile, Tile] | None, axis: str = "n") -> Tile:
+        """The same of the rows of dx, along `axis`, which are erased from the state."""
+        before = -exp2(sums[0]).rename("t", axis) if sums is not None else -1.0
+        return (dx.cast(FP32) * before).cast(BF16)
+
 
 class DeltaValues(_Delta):
     """Traces a task of the kernel for v and states."""
@@ -98,12 +109,10 @@ class DeltaValues(_Delta):
         dx = inverse @ du.cast(BF16).rename("n", "r")
         dx *= beta.rename("t", "n")
         self.give("dv", c, "n", self.values, dx)
-        weighed = dx * -exp2(sums[0]).rename("t", "n") if sums is not None else -dx
-        before = exp2(sums[0]).rename("t", "m") * self.scale if sums is not None else self.scale
         if sums is not None:
             self.grad *= exp2(sums[1])
-        self.grad += (do.T.cast(FP32) * before).cast(BF16) @ q
-        self.grad += weighed.cast(BF16) @ k
+        self.grad += self.asked(do, sums).T @ q
+        self.grad += self.erased(dx.cast(BF16), sums) @ k
         if self.decays:
             # Read twice, so that it comes through a slot.
             one, other = (state.cast(FP32) * (self.grad * 0.5) for _ in range(2))
@@ -134,8 +143,7 @@ class DeltaRest(_Delta):
         same = coordinate("n", CHUNK).equals(coordinate("r", CHUNK))
         of_row = sum_along(where(same, both, 0.0), "r").rename("n", "t")
         solved = (-both * self.between(sums, "r", True)).cast(BF16)
-        dq = do @ state
-        dq *= exp2(sums[0]).rename("t", "m") * self.scale if sums is not None else self.scale
+        dq = self.asked(do, sums) @ state
         dq += change @ k
         self.give("dq", c, "m", self.depth, dq)
         written = fresh @ after
@@ -143,8 +151,7 @@ class DeltaRest(_Delta):
             written *= exp2(sums[1] - sums[0]).rename("t", "n")
         written += change @ q
         written += solved @ k.rename("n", "r")
-        read = dx @ state
-        read *= -exp2(sums[0]).rename("t", "r") if sums is not None else -1.0
+        read = self.erased(dx, sums, "r") @ state
         read += solved @ k
         read = read.rename("r", "n")
         self.give("dk", c, "n", self.depth, written + read)
