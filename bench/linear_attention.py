@@ -63,6 +63,9 @@ CASES = {
     "simple gla d128": Case(replace(WIDE, decay="token")),
     "linear d64": Case(RecurrentConfig("none")),
     "linear d128": Case(replace(WIDE, decay="none")),
+    "based": Case(
+        RecurrentConfig("none", taylor=True, key_dim=16), HEADS, ((1024, 0.0752), (4096, 0.271))
+    ),
     "gla d64": Case(RecurrentConfig("channel", gates=BF16)),
     "gated delta rule d64": Case(RecurrentConfig("token", delta=True)),
     "delta rule d64": Case(RecurrentConfig("none", delta=True)),
@@ -87,6 +90,8 @@ def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[st
         "v": normal(batch, rows, heads, config.value_dim),
         "o": torch.full((batch, rows, heads, config.value_dim), math.nan, **device).bfloat16(),
     }
+    if config.taylor:
+        found["q"], found["k"] = (found[name] / 2 for name in "qk")
     if config.decay == "head":
         found["g"] = torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, **device) * 5 / heads))
     if config.decay == "token":
@@ -111,6 +116,8 @@ def exact(torch: Any, case: Case, given: dict[str, Any], scale: float) -> Any:
     v = wide["v"]
     batch, rows, heads, columns = v.shape
     q, k = (wide[name].repeat_interleave(heads // wide[name].shape[2], 2) for name in "qk")
+    if case.config.taylor:
+        q, k, scale = features(torch, q * scale**0.5), features(torch, k * scale**0.5), 1.0
     decay = torch.ones(1, device="cuda", dtype=torch.float64)
     if "g" in wide:
         decay = torch.exp(wide["g"])
@@ -132,6 +139,12 @@ def exact(torch: Any, case: Case, given: dict[str, Any], scale: float) -> Any:
     return out + wide["skip"][:, None] * wide["v"] if "skip" in wide else out
 
 
+def features(torch: Any, x: Any) -> Any:
+    """1, x and half of all products of two of its channels."""
+    products = (x[..., None] * x[..., None, :]).flatten(-2) / 2**0.5
+    return torch.cat([torch.ones_like(x[..., :1]), x, products], -1)
+
+
 def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]:
     """The same by flash-linear-attention, which wants q and k of every head and g of every row.
 
@@ -145,6 +158,9 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
     if case.config.decay == "channel":
         by_channel = importlib.import_module("fla.ops.gla").chunk_gla
         return lambda: by_channel(q, k, v, given["g"], scale=scale)
+    if case.config.taylor:
+        based = importlib.import_module("fla.ops.based").fused_chunk_based
+        return lambda: based(q, k, v, scale, use_norm=False)
     if case.config.decay == "none":
         plain = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
         return lambda: plain(q, k, v, scale=scale, normalize=False)

@@ -45,6 +45,15 @@ def test_gla_and_delta_rules_have_the_layouts_of_flash_linear_attention():
         ops.delta_rule(longer, longer, v, beta)
 
 
+def test_based_takes_few_channels_and_has_no_gradients():
+    q, v = make(2, 100, 4, 16), make(2, 100, 8, 64)
+    assert ops.based(q, q, v).shape == ops.based(q, q, v, use_norm=False).shape == v.shape
+    with pytest.raises(InputError, match="key_dim=32: expected a multiple of 8, at most 16"):
+        ops.based(make(2, 100, 4, 32), make(2, 100, 4, 32), v)
+    with pytest.raises(NotImplementedError, match="no backward kernel for features of second"):
+        ops.based(q.requires_grad_(), q, v, use_norm=False).sum().backward()
+
+
 def test_results_have_the_layouts_of_mamba_ssm():
     x, dt, b = make(2, 100, 8, 64), make(2, 100, 8), make(2, 100, 2, 128)
     more = {"D": wide(8), "dt_bias": wide(8), "dt_softplus": True}

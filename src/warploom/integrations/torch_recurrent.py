@@ -30,14 +30,16 @@ from warploom.tile import BF16, FP32
 torch: Any = torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
-    "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False) "
+    "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False, bool taylor=False) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 KEPT = "states", "inverse", "fresh"
 TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "beta", "initial")
 
 
-def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> RecurrentConfig:
+def config_of(
+    tensors: dict[str, Any], final: bool, keep: bool = False, taylor: bool = False
+) -> RecurrentConfig:
     """What the kernel of these tensors is; raises `InputError` for what it does not take."""
     check_devices("recurrent attention", tensors)
     q, k, v = (tensors[name] for name in "qkv")
@@ -80,6 +82,7 @@ def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> Recur
     return RecurrentConfig(
         decay=decay,
         delta=beta is not None,
+        taylor=taylor,
         softplus="bias" in tensors,
         gates=next(iter(gates), FP32),
         key_dim=q.shape[3],
@@ -113,8 +116,8 @@ def _given(args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _run(*args: Any) -> tuple[Any, ...]:
-    tensors, (scale, final, keep) = _given(args), args[len(TENSORS) :]
-    config = config_of(tensors, final, keep)
+    tensors, (scale, final, keep, taylor) = _given(args), args[len(TENSORS) :]
+    config = config_of(tensors, final, keep, taylor)
     if not scale > 0:
         raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
     results = _results(tensors, config)
@@ -142,13 +145,13 @@ def _run(*args: Any) -> tuple[Any, ...]:
 
 
 def _fake(*args: Any) -> tuple[Any, ...]:
-    tensors, (_, final, keep) = _given(args), args[len(TENSORS) :]
-    return _results(tensors, config_of(tensors, final, keep))
+    tensors, (_, final, keep, taylor) = _given(args), args[len(TENSORS) :]
+    return _results(tensors, config_of(tensors, final, keep, taylor))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """What the backward pass needs of a call."""
-    ctx.scale, ctx.final, ctx.keep = inputs[len(TENSORS) :]
+    ctx.scale, ctx.final, ctx.keep, _ = inputs[len(TENSORS) :]
     ctx.save_for_backward(*inputs[: len(TENSORS)], *output[2:])
 
 
@@ -156,14 +159,14 @@ def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     inputs, kept = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
     if not ctx.keep:
         raise NotImplementedError(
-            "warploom::recurrent has no backward kernel for delta rules with keys above 64, nor "
-            "without keep=True; call it under torch.no_grad()"
+            "warploom::recurrent has no backward kernel for features of second order, for delta "
+            "rules with keys above 64, nor without keep=True; call it under torch.no_grad()"
         )
     tensors = _given(inputs)
     more = dict(zip(KEPT, kept, strict=True))
     more = more if "beta" in tensors else {"states": more["states"]}
     found = gradients(tensors | more, do, dfinal if ctx.final else None, ctx.scale)
-    return *[found.get(name) for name in TENSORS], None, None, None
+    return *[found.get(name) for name in TENSORS], None, None, None, None
 
 
 _operator = operator("warploom::recurrent", SCHEMA, _run, _fake, _backward, _save)
@@ -268,6 +271,23 @@ def linear_attention(
     return simple_gla(q, k, v, None, None, scale, initial_state, output_final_state)
 
 
+def based(
+    q: Any, k: Any, v: Any, scale: float | None = None, use_norm: bool = True, eps: float = 1e-6
+) -> Any:
+    """Attention whose weights are 1 + s + s^2 / 2 with s = scale q k (Based); K is at most 16.
+
+    With `use_norm` rows are divided by the sum of their weights and `eps`: the kernel has that sum
+    as one more column of v, for which a V of 64 takes a second task. Gives o like v; no gradients.
+    """
+    if not use_norm:
+        return _operator(q, k, v, *[None] * 7, default_scale(q, scale), False, False, True)[0]
+    ones = torch.zeros_like(v[..., :8])
+    ones[..., 0] = 1.0
+    wide = based(q, k, torch.cat([v, ones], -1), scale, use_norm=False)
+    whole = wide[..., v.shape[-1], None].float() + eps
+    return (wide[..., : v.shape[-1]] / whole).to(v.dtype)
+
+
 def retention(
     q: Any,
     k: Any,
@@ -311,6 +331,7 @@ def mamba_chunk_scan_combined(
 
 
 __all__ = [
+    "based",
     "delta_rule",
     "gated_delta_rule",
     "gla",

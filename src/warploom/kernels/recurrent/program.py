@@ -9,7 +9,8 @@ logarithms of G from the start of a chunk of rows,
 
 so every exponent is at most 0. What G is (`RecurrentConfig.decay`) gives linear attention,
 RetNet and lightning attention, simple GLA, Mamba-2's SSD (arXiv 2405.21060, section 6) or GLA; with
-`delta` a row replaces what the state has for its key (DeltaNet, the gated delta rule).
+`delta` a row replaces what the state has for its key (DeltaNet, the gated delta rule), and with
+`taylor` q and k stand for features of second order (Based).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask
 from warploom.kernels.recurrent.scalar import ScalarTask
 from warploom.kernels.recurrent.task import CHUNK
+from warploom.kernels.recurrent.taylor import TaylorTask
 from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
@@ -34,12 +36,20 @@ INVERSE, FRESH = "batch chunks slots r n", "batch rows heads e"
 def recurrent(config: RecurrentConfig) -> Program:
     """The program of a configuration; scalar `scale`, above 0, multiplies q k^T."""
     arrays = arrays_of(config, "batch rows")
-    task = ChannelTask if config.decay == "channel" else DeltaTask if config.delta else ScalarTask
 
     def body(**given: Array) -> None:
-        task(config, given).run()
+        task_of(config)(config, given).run()
 
     return trace(body, arrays, name="recurrent")
+
+
+def task_of(config: RecurrentConfig) -> type[ChannelTask | DeltaTask | TaylorTask | ScalarTask]:
+    """What traces a task of a configuration."""
+    if config.decay == "channel":
+        return ChannelTask
+    if config.taylor:
+        return TaylorTask
+    return DeltaTask if config.delta else ScalarTask
 
 
 def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
