@@ -27,11 +27,9 @@ from bench import kernel_bench as kb
 from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.recurrent.program import (
-    RecurrentConfig,
-    default_schedule,
-    recurrent,
-)
+from warploom.kernels.recurrent import kda
+from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention.json"
@@ -40,6 +38,7 @@ LONG = 16384  # rows of the long check
 AT_ONCE = 128  # states kept at a time
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
 FLA = "flash-linear-attention"
+BETWEEN = tuple(kda.SQUARES)  # what one kernel leaves for another
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ CASES = {
         RecurrentConfig("none", taylor=True, key_dim=16), HEADS, ((1024, 0.0752), (4096, 0.271))
     ),
     "gla d64": Case(RecurrentConfig("channel", gates=BF16)),
+    "kda d64": Case(RecurrentConfig("channel", delta=True, gates=BF16)),
     "gated delta rule d64": Case(RecurrentConfig("token", delta=True)),
     "delta rule d64": Case(RecurrentConfig("none", delta=True)),
     "gated delta rule d128": Case(
@@ -105,6 +105,9 @@ def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[st
     if config.decay == "step":
         found["dt"] = torch.rand(batch, rows, heads, **device) * 0.1
         found["a"] = -1.0 - 15.0 * torch.rand(heads, **device)
+    if config.in_two:
+        square = batch, -(-rows // CHUNK), heads, CHUNK, CHUNK
+        found |= {name: torch.empty(square, **device).bfloat16() for name in BETWEEN}
     if config.skip:
         found["skip"] = torch.randn(heads, **device)
     return found
@@ -175,6 +178,9 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
 
 def _delta(q: Any, k: Any, given: dict[str, Any], scale: float) -> Callable[[], Any]:
     v, beta = given["v"], given["beta"].bfloat16()
+    if "g" in given and given["g"].dim() == 4:
+        by_channel = importlib.import_module("fla.ops.kda").chunk_kda
+        return lambda: by_channel(q, k, v, given["g"], beta, scale=scale)
     if "g" not in given:
         plain = importlib.import_module("fla.ops.delta_rule").chunk_delta_rule
         return lambda: plain(q, k, v, beta, scale=scale)
@@ -195,27 +201,48 @@ def that_runs(torch: Any, make: Callable[[], Callable[[], Any]]) -> dict[str, Ca
     return {FLA: call}
 
 
-def error(torch: Any, case: Case, kernel: Any, rows: int) -> float:
+@dataclass(frozen=True)
+class Call:
+    """The kernels of a case, one after the other."""
+
+    kernels: tuple[Any, ...]
+
+    def __call__(self, torch: Any, given: dict[str, Any], scale: float) -> None:
+        """Launch them with the arrays that each takes."""
+        stream = int(torch.cuda.current_stream().cuda_stream)
+        for kernel in self.kernels:
+            arrays = {spec.name: given[spec.name] for spec in kernel.interface.arrays}
+            kernel(arrays, {"scale": scale}, stream)
+
+
+def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
+    """(program, schedule) of every kernel of a configuration, by the folder it is built in."""
+    if config.in_two:
+        return {program.name: (program, schedule) for program, schedule in kda.kernels(config)}
+    return {".": (recurrent(config), default_schedule(config))}
+
+
+def error(torch: Any, case: Case, kernel: Call, rows: int) -> float:
     """The relative error in norm, with heads of one sequence."""
     scale = case.config.key_dim**-0.5
     given = inputs(torch, case, 1, 2, rows)
     right = exact(torch, case, given, scale)
-    kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
+    kernel(torch, given, scale)
     return float((given["o"].double() - right).norm() / right.norm())
 
 
 def timed(
-    torch: Any, case: Case, kernel: Any, sizes: tuple[int, int, int], args: argparse.Namespace
+    torch: Any, case: Case, kernel: Call, sizes: tuple[int, int, int], args: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Samples of our call, of its control, of a copy of all bytes and of FLA's where it runs."""
     given, scale = inputs(torch, case, *sizes), case.config.key_dim**-0.5
-    moved = sum(one.numel() * one.element_size() for one in given.values())
+    moved = sum(one.numel() * one.element_size() for x, one in given.items() if x not in BETWEEN)
     # By a kernel: at some sizes a copy command takes half as long again.
     half = torch.ones(moved // 4, dtype=torch.bfloat16, device="cuda")
     other = torch.empty_like(half)
 
     def ours() -> None:
-        kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
+        kernel(torch, given, scale)
 
     calls = {OURS: ours, CONTROL: ours, COPY: lambda: torch.neg(half, out=other)}
     if not args.alone:
@@ -223,9 +250,11 @@ def timed(
     return kb.interleave(calls, args.rounds)
 
 
-def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
+def measured(
+    torch: Any, name: str, built: list[Built], args: argparse.Namespace
+) -> Iterator[Evidence]:
     """The rows of one case."""
-    case, kernel = CASES[name], built.kernel()
+    case, kernel = CASES[name], Call(tuple(one.kernel() for one in built))
     wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
     for batch, heads, rows in case.sizes:
         samples = timed(torch, case, kernel, (batch, heads, rows), args)
@@ -242,7 +271,7 @@ def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> I
             claim="linear-attention",
             kernel=name,
             shape=f"{batch}x{heads}x{rows}, q and k of {case.groups}",
-            compiler=built.resources.compiler,
+            compiler=built[0].resources.compiler,
         )
 
 
@@ -256,14 +285,15 @@ def main() -> None:
     chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
         for name, case in chosen.items():
-            built = build(recurrent(case.config), default_schedule(case.config))
-            built.write(folder / kb.slug(name))
+            for part, made in programs(case.config).items():
+                build(*made, allow=kda.FEW).write(folder / kb.slug(name) / part)
         return
     torch = kb.load_torch()
     torch.manual_seed(0)
     found: list[Evidence] = []
     for name in chosen:
-        built = Built.read(folder / kb.slug(name))
+        parts = programs(CASES[name].config)
+        built = [Built.read(folder / kb.slug(name) / part) for part in parts]
         for row in measured(torch, name, built, args):
             found.append(row)
             write_rows(args.out / "linear_attention.json", found)

@@ -20,6 +20,7 @@ STEPS = {
     for name, config in CASES.items()
     if not config.taylor
 }
+STEPS["kda"] = replace(STEPS["gla"], delta=True)
 EMULATED = ("retention", "mamba", "gla", "gated-delta")
 
 

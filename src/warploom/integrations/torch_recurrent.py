@@ -22,6 +22,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_segments import best_count, run_segments
+from warploom.kernels.recurrent import kda
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.task import CHUNK
@@ -74,7 +75,11 @@ def config_of(
         wide = name not in "qkv" and not narrow
         if (wide and one.dtype != torch.float32) or one.dtype not in kinds:
             raise InputError(f"recurrent attention {name} is {one.dtype}, expected torch.float32")
-    gates = {kinds[one.dtype] for one in (gate, beta) if one is not None and one.dim() > 1}
+    by_channel = gate is not None and gate.dim() == 4
+    if by_channel and beta is not None and beta.dtype != torch.float32:
+        raise InputError(f"recurrent attention beta is {beta.dtype}, expected torch.float32")
+    given = [gate] if by_channel else [gate, beta]
+    gates = {kinds[one.dtype] for one in given if one is not None and one.dim() > 1}
     if len(gates) > 1:
         raise InputError(f"recurrent attention beta is {tensors['beta'].dtype}, expected g's type")
     ranks = {1: "head", 3: "token", 4: "channel"}
@@ -127,6 +132,9 @@ def _run(*args: Any) -> tuple[Any, ...]:
     if out.numel() == 0:
         return results
     allow = ALLOW if keep else ()
+    if config.in_two:
+        _run_in_two(config, tensors | {"o": out, "final": state}, scale)
+        return results
     if (count := best_count(config, v)) > 1:
         arrays = tensors | {"o": out} | ({"final": state} if final else {})
         run_segments(config, arrays, scale, count)
@@ -142,6 +150,19 @@ def _run(*args: Any) -> tuple[Any, ...]:
         arrays |= kept if config.delta else {"states": kept["states"]}
     kernel(arrays, {"scale": scale}, current_stream(v))
     return results
+
+
+def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -> None:
+    """What chunks need of themselves, then the chunks."""
+    v = arrays["v"]
+    shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
+    arrays |= {name: v.new_empty(shape) for name in kda.SQUARES}
+    for program, schedule in kda.kernels(config):
+        kernel = built_kernel(
+            (program.name, config), v, lambda made=(program, schedule): build(*made, allow=kda.FEW)
+        )
+        given = {one.name: arrays[one.name] for one in program.arrays}
+        kernel(given, {"scale": scale}, current_stream(v))
 
 
 def _fake(*args: Any) -> tuple[Any, ...]:
@@ -160,7 +181,8 @@ def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     if not ctx.keep:
         raise NotImplementedError(
             "warploom::recurrent has no backward kernel for features of second order, for delta "
-            "rules with keys above 64, nor without keep=True; call it under torch.no_grad()"
+            "rules with decays of channels or keys above 64, nor without keep=True; call it under "
+            "torch.no_grad()"
         )
     tensors = _given(inputs)
     more = dict(zip(KEPT, kept, strict=True))
@@ -227,6 +249,24 @@ def gated_delta_rule(
     return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
 
 
+def kimi_delta_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """The delta rule under decays of every row and channel, fla's `chunk_kda`: g: [B, T, H, K].
+
+    g are logarithms, in bf16; keys have norms of about 1; K is at most 64. No gradients.
+    """
+    beta, scale = beta.float(), default_scale(q, scale)
+    return _called(q, k, v, g, beta, scale, initial_state, output_final_state)
+
+
 def delta_rule(
     q: Any,
     k: Any,
@@ -255,7 +295,9 @@ def _called(
 def _call(given: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
     """o and the final state; the states that gradients need are kept where there will be some."""
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    keep = trained and not (given[TENSORS.index("beta")] is not None and given[0].shape[-1] > CHUNK)
+    g, beta = (given[TENSORS.index(name)] for name in ("g", "beta"))
+    long = given[0].shape[-1] > CHUNK or (g is not None and g.dim() == 4)
+    keep = trained and not (beta is not None and long)
     return _operator(*given, scale, final, keep)[:2]
 
 
@@ -335,6 +377,7 @@ __all__ = [
     "delta_rule",
     "gated_delta_rule",
     "gla",
+    "kimi_delta_attention",
     "linear_attention",
     "mamba_chunk_scan_combined",
     "retention",

@@ -24,9 +24,10 @@ class RecurrentConfig:
                           dt k v^T (Mamba-2)
                 "channel" exp(g) along d, g: [batch, rows, heads, d] in bf16 (GLA)
     delta       the delta rule: a row is added as beta k (v - S^T k)^T, beta: [batch, rows, heads],
-                where S is the state it is added to; keys have norms of about 1
+                where S is the state it is added to; keys have norms of about 1. With "channel" it
+                is two programs (`kernels.recurrent.kda`)
     softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
-    gates       the element type of g, dt and beta of every row; a "channel" has bf16
+    gates       the element type of g, dt and beta of every row; a "channel" has bf16, its beta fp32
     key_dim     d, a multiple of 8, at most 128; with "channel" at most 64, with taylor 16
     value_dim   e, a multiple of 8; a task has 64 or 128 of them
     shared      all heads have one q and k: groups is 1
@@ -61,8 +62,10 @@ class RecurrentConfig:
         """Refuse what has no meaning or no tile."""
         if self.decay not in DECAYS:
             raise InputError(f"recurrent decay={self.decay!r}: expected one of {', '.join(DECAYS)}")
-        if self.delta and self.decay not in ("none", "token"):
-            raise InputError(f"recurrent delta=True decay={self.decay!r}: expected none or token")
+        if self.delta and self.decay not in ("none", "token", "channel"):
+            raise InputError(
+                f"recurrent delta=True decay={self.decay!r}: expected none, token or channel"
+            )
         stateful = self.delta or self.initial or self.final or self.states
         if self.taylor and (stateful or self.decay != "none"):
             raise InputError(
@@ -87,12 +90,18 @@ class RecurrentConfig:
             raise InputError(
                 f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most {most}"
             )
-        if self.states and self.delta and self.key_dim > SHORT:
+        if self.states and self.delta and (self.key_dim > SHORT or self.decay == "channel"):
             raise InputError(
-                f"recurrent states=True delta=True key_dim={self.key_dim}: expected at most {SHORT}"
+                f"recurrent states=True delta=True decay={self.decay!r} key_dim={self.key_dim}: "
+                f"expected none or token, and at most {SHORT}"
             )
         if self.value_dim <= 0 or self.value_dim % 8:
             raise InputError(f"recurrent value_dim={self.value_dim}: expected a multiple of 8")
+
+    @property
+    def in_two(self) -> bool:
+        """Whether what chunks need of themselves is a program of its own."""
+        return self.delta and self.decay == "channel"
 
     @property
     def in_parts(self) -> bool:

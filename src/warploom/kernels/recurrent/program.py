@@ -20,6 +20,7 @@ from dataclasses import replace
 from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.errors import InputError
 from warploom.kernels.recurrent.channel import ChannelTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask
@@ -34,7 +35,13 @@ INVERSE, FRESH = "batch chunks slots r n", "batch rows heads e"
 
 
 def recurrent(config: RecurrentConfig) -> Program:
-    """The program of a configuration; scalar `scale`, above 0, multiplies q k^T."""
+    """The program of a configuration; scalar `scale`, above 0, multiplies q k^T.
+
+    Raises `InputError` for one of two programs (`kernels.recurrent.kda`).
+    """
+    if config.in_two:
+        raise InputError("recurrent delta=True decay='channel' is two programs: solve and kda")
+
     arrays = arrays_of(config, "batch rows")
 
     def body(**given: Array) -> None:
@@ -73,6 +80,8 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     more = {"inverse": INVERSE, "fresh": FRESH} if config.delta else {}
     given |= {"states": KEPT} | more if config.states else {}
     kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
+    if config.in_two:
+        kinds[tokens] = FP32
     kinds |= dict.fromkeys((KEPT, INVERSE, FRESH), BF16)
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
