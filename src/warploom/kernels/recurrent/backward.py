@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
@@ -150,8 +151,13 @@ def backward_schedule(config: RecurrentConfig, part: str = "rows") -> KernelSche
     plan = LaunchPlan(
         split={"queries": "m", "rest": "m"}.get(part, "e"), resident=2, store_panels=1
     )
-    name = "multistage" if config.depth == CHUNK and part == "rows" else "unpipelined"
-    return schedule_named(recurrent_backward(config, part), name, plan)
+    program = recurrent_backward(config, part)
+    if config.depth == CHUNK and part == "rows":
+        return schedule_named(program, "multistage", plan)
+    if config.delta:
+        return schedule_named(program, "unpipelined", plan)
+    # One slot of each: given back where it was read last, 3 % (d of 128) to 8 % (channels) faster.
+    return multistage(program, 1, plan, 1, 0, early_release=True)
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,14 @@ class TaylorTask(Task):
         block = (c * (1.0 / TAYLOR)).cast(INT32).cast(FP32)
         first = c - block * TAYLOR
 
-        def at(channel: Tile) -> Tile:
+        def at(channel: Tile, weight: Tile | float = 1.0) -> Tile:
             around = channel - where(channel >= float(TAYLOR), float(TAYLOR), 0.0)
-            return where(around.cast(INT32).equals(d), 1.0, 0.0).cast(BF16)
+            return where(around.cast(INT32).equals(d), weight, 0.0).cast(BF16)
 
         self.first = at(first)
-        self.second = [at(first + block + far) for far in (0.0, HALF / 2)]
+        self.of_k = [at(first + block + far) for far in (0.0, HALF / 2)]
+        # A square counts half: in the selection from q.
+        self.of_q = [at(first + block, where(block < 1.0, 0.5, 1.0)), self.of_k[1]]
 
     def run(self) -> None:
         """All of it."""
@@ -62,30 +64,24 @@ class TaylorTask(Task):
             linear += v @ k
             out += rest.cast(BF16) @ self.apart("q", i, q, "m", self.squared)
             rest += v @ self.apart("k", i, k, "n", 1.0)
-            for part in range(PARTS):
-                of_q.assign(self.products(q, part, self.weight(part)))
-                out += states[part].cast(BF16) @ of_q
-                of_k.assign(self.products(k, part, 1.0))
+            first = (self.first @ q * self.squared).cast(BF16)
+            for second, state in zip(self.of_q, states, strict=True):
+                of_q.assign((first.cast(FP32) * (second @ q)).cast(BF16))
+                out += state.cast(BF16) @ of_q
+            first = (self.first @ k).cast(BF16)
+            for part, second in enumerate(self.of_k):
+                of_k.assign((first.cast(FP32) * (second @ k)).cast(BF16))
                 states[part] += v @ of_k
             s = (k @ q) * self.scale
             out += v @ where(n <= m, s * (s * 0.5 + 1.0) + 1.0, 0.0).cast(BF16)
             self.put(i, out)
 
-    def products(self, x: Tile, part: int, weight: Tile | float) -> Tile:
-        """A part of the features of the rows of x, [c, rows]."""
-        first = (self.first @ x * weight).cast(BF16)
-        return (first.cast(FP32) * (self.second[part] @ x)).cast(BF16)
-
-    def weight(self, part: int) -> Tile:
-        """Of the products of q, [c]: the scale, and a half of squares."""
-        if part:
-            return self.squared
-        return where(coordinate("c", CHUNK) < TAYLOR, 0.5, 1.0) * self.squared
-
     def apart(self, name: str, i: Index, x: Tile, axis: str, weight: Tile | float) -> Tile:
         """The products of channels HALF apart and then the constant, [axis, d]: behind the last
         channel there are zeros."""
         place = self.batch, rows(i, axis), self.group, span(HALF, TAYLOR, "d")
-        other = load(self.arrays[name], *place).cast(FP32) * weight
+        other = load(self.arrays[name], *place)
+        # Read twice, so that it comes through a slot.
+        one, two = (x.cast(FP32) * (other.cast(FP32) * (weight * 0.5)) for _ in range(2))
         constant = where(coordinate("d", TAYLOR).equals(HALF), 1.0, 0.0)
-        return (x.cast(FP32) * other + constant).cast(BF16)
+        return (one + two + constant).cast(BF16)
