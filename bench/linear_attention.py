@@ -38,6 +38,7 @@ LONG = 16384  # rows of the long check
 AT_ONCE = 128  # states kept at a time
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
 FLA = "flash-linear-attention"
+REFUSED = "flash-linear-attention's wrong gradients"
 BETWEEN = tuple(kda.SQUARES)  # what one kernel leaves for another
 
 
@@ -57,7 +58,10 @@ CASES = {
     "mamba-2": Case(RecurrentConfig("step", shared=True), 1, ((1024, 0.0445), (4096, 0.152))),
     "mamba-2 with D": Case(RecurrentConfig("step", shared=True, skip=True), 1),
     "decay d128": Case(WIDE, HEADS, ((1024, 0.111), (4096, 0.411))),
-    "simple gla d64": Case(RecurrentConfig("token")),
+    "simple gla d64": Case(
+        RecurrentConfig("token"),
+        sizes=((BATCH, HEADS, 1024), (BATCH, HEADS, 4096), (1, HEADS, 32768)),
+    ),
     "mamba-2 state 128": Case(RecurrentConfig("step", shared=True, key_dim=128), 1),
     "simple gla d128": Case(replace(WIDE, decay="token")),
     "linear d64": Case(RecurrentConfig("none")),
@@ -189,26 +193,45 @@ def _delta(q: Any, k: Any, given: dict[str, Any], scale: float) -> Callable[[], 
 
 
 def that_runs(torch: Any, make: Callable[[], Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
-    """{FLA: its call}, tuned; none, with the reason, where it does not run or is not captured."""
+    """{FLA: its call}, tuned; none, with the reason, where it does not run or is not captured.
+
+    Gradients under gates it refuses where Triton compiles them wrongly: with the refusal lifted
+    their time is told by another name, `REFUSED`, and stands beside no ratio.
+    """
     try:
         call = make()
-        call()
+        name = FLA
+        try:
+            call()
+        except RuntimeError as error:
+            if "produces incorrect results" not in str(error):
+                raise
+            print(f"{FLA} refuses: {error!r}"[:300], flush=True)
+            importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
+            name = REFUSED
+            call()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             call()
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         print(f"{FLA} does not run: {error!r}"[:300], flush=True)
         return {}
-    return {FLA: call}
+    return {name: call}
 
 
 @dataclass(frozen=True)
 class Call:
-    """The kernels of a case, one after the other."""
+    """The kernels of a case, one after the other; few heads of many rows in segments, as the
+    operators have them."""
 
+    config: RecurrentConfig
     kernels: tuple[Any, ...]
 
     def __call__(self, torch: Any, given: dict[str, Any], scale: float) -> None:
         """Launch them with the arrays that each takes."""
+        glue = importlib.import_module("warploom.integrations.torch_segments")
+        if (count := glue.best_count(self.config, given["v"])) > 1:
+            glue.run_segments(self.config, given, scale, count)
+            return
         stream = int(torch.cuda.current_stream().cuda_stream)
         for kernel in self.kernels:
             arrays = {spec.name: given[spec.name] for spec in kernel.interface.arrays}
@@ -254,7 +277,7 @@ def measured(
     torch: Any, name: str, built: list[Built], args: argparse.Namespace
 ) -> Iterator[Evidence]:
     """The rows of one case."""
-    case, kernel = CASES[name], Call(tuple(one.kernel() for one in built))
+    case, kernel = CASES[name], Call(CASES[name].config, tuple(one.kernel() for one in built))
     wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
     for batch, heads, rows in case.sizes:
         samples = timed(torch, case, kernel, (batch, heads, rows), args)

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import linear_attention as forward
-from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, Case
+from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, REFUSED, Case
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.backward import (
@@ -81,7 +81,7 @@ class Pair:
         for kernel in self.kernels[1:]:
             self.launch(torch, kernel)
         inputs = {x: one for x, one in self.given.items() if x not in NO_INPUTS}
-        return glue.finished(inputs, self.made)
+        return glue.finished(inputs, self.made | glue.shared_sums(inputs, self.made))
 
 
 def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int, int]) -> Pair:
@@ -137,7 +137,7 @@ def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
 
     def both() -> Any:
         with torch.enable_grad():
-            out = call()
+            out: Any = call()
         out = out[0] if isinstance(out, tuple) else out
         return torch.autograd.grad(out, leaves, given["do"])
 
@@ -195,6 +195,11 @@ def measured(
                     for x, error in one.items()
                 },
                 "backward ms": round(statistics.median(samples[BACKWARD]), 5),
+                **{
+                    f"{REFUSED}, ms": round(statistics.median(times), 5)
+                    for name, times in samples.items()
+                    if name == REFUSED
+                },
             },
             claim="linear-attention-backward",
             kernel=name,
