@@ -203,5 +203,5 @@ def test_loops_do_not_wait_for_single_matmuls(name, part):
 def test_keys_that_no_kernel_is_for_are_refused():
     long = RecurrentConfig("none", delta=True, key_dim=128)
     for refused in (lambda: recurrent_backward(long, "values"), lambda: replace(long, states=True)):
-        with pytest.raises(InputError, match="key_dim=128: expected at most 64"):
+        with pytest.raises(InputError, match="key_dim=128: expected none or token, and at most 64"):
             refused()

@@ -34,7 +34,8 @@ class Task:
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         self.config, self.arrays = config, arrays
         self.scale = scalar("scale")
-        blocks = cdiv(size("e"), config.columns) if "v" in arrays else 1
+        valued = any("e" in one.dims for one in arrays.values())
+        blocks = cdiv(size("e"), config.columns) if valued else 1
         places = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
         self.batch, self.head, self.column = places
         self.slot = self.head * blocks + self.column  # of what every task has a part of
