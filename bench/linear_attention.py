@@ -25,10 +25,11 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench.kernel_bench import CONTROL, COPY, OURS
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent import kda
-from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16
 
@@ -207,7 +208,8 @@ def that_runs(torch: Any, make: Callable[[], Callable[[], Any]]) -> dict[str, Ca
             if "produces incorrect results" not in str(error):
                 raise
             print(f"{FLA} refuses: {error!r}"[:300], flush=True)
-            importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
+            refusing: Any = importlib.import_module("fla.ops.common.chunk_o")
+            refusing.TRITON_ABOVE_3_7_1 = True
             name = REFUSED
             call()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -239,10 +241,10 @@ class Call:
 
 
 def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
-    """(program, schedule) of every kernel of a configuration, by the folder it is built in."""
+    """(program, policy) of every kernel of a configuration, by the folder it is built in."""
     if config.in_two:
         return {program.name: (program, schedule) for program, schedule in kda.kernels(config)}
-    return {".": (recurrent(config), default_schedule(config))}
+    return {".": (recurrent(config), default_policy(config))}
 
 
 def error(torch: Any, case: Case, kernel: Call, rows: int) -> float:
@@ -309,7 +311,7 @@ def main() -> None:
     if args.what == "build":
         for name, case in chosen.items():
             for part, made in programs(case.config).items():
-                build(*made, allow=kda.FEW).write(folder / kb.slug(name) / part)
+                compiled(*made, allow=kda.FEW).write(folder / kb.slug(name) / part)
         return
     torch = kb.load_torch()
     torch.manual_seed(0)

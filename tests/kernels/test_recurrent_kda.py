@@ -9,7 +9,7 @@ from tests.gpu.cases import distance
 from tests.kernels.test_recurrent import ROUNDING, SCALE, case
 
 from warploom import tile as t
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -44,7 +44,7 @@ def test_both_programs_are_the_loop_over_rows(decay):
 
 
 def test_their_emitted_code_gives_the_same():
-    made = list(kda.kernels(CONFIG))
+    made = [(program, schedule_for(program, one)) for program, one in kda.kernels(CONFIG)]
     blocks = [lower(*one) for one in made]
     sources = [emit(block) for block in blocks]
     library, values = emulate.compile_all(sources, None), inputs(CONFIG, 70)
@@ -69,6 +69,6 @@ def test_it_is_two_programs_without_gradients():
 
 
 def test_the_chunks_keep_all_in_registers():
-    (solve, chunks) = (build(*one, allow=kda.FEW) for one in kda.kernels(CONFIG))
+    (solve, chunks) = (compiled(*one, allow=kda.FEW) for one in kda.kernels(CONFIG))
     assert chunks.resources.spill_bytes == 0
     assert solve.resources.spill_bytes < 256

@@ -9,14 +9,14 @@ does. Tensors are used where they lie; only states of Mamba change their axes. A
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     torch_module,
 )
@@ -24,7 +24,7 @@ from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_segments import best_count, run_segments
 from warploom.kernels.recurrent import kda
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
-from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
 
@@ -140,15 +140,16 @@ def _run(*args: Any) -> tuple[Any, ...]:
         run_segments(config, arrays, scale, count)
         return results
 
-    def make() -> Built:
-        return build(recurrent(config), default_schedule(config), allow=allow)
-
-    kernel = built_kernel((config,), v, make)
     arrays = tensors | {"o": out} | ({"final": state} if final else {})
     if keep:
         kept = dict(zip(KEPT, results[2:], strict=True))
         arrays |= kept if config.delta else {"states": kept["states"]}
-    kernel(arrays, {"scale": scale}, current_stream(v))
+    launch(
+        (config,),
+        lambda: compiled(recurrent(config), default_policy(config), allow=allow),
+        arrays,
+        {"scale": scale},
+    )
     return results
 
 
@@ -157,12 +158,10 @@ def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -
     v = arrays["v"]
     shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
     arrays |= {name: v.new_empty(shape) for name in kda.SQUARES}
-    for program, schedule in kda.kernels(config):
-        kernel = built_kernel(
-            (program.name, config), v, lambda made=(program, schedule): build(*made, allow=kda.FEW)
-        )
+    for program, policy in kda.kernels(config):
         given = {one.name: arrays[one.name] for one in program.arrays}
-        kernel(given, {"scale": scale}, current_stream(v))
+        make = partial(compiled, program, policy, allow=kda.FEW)
+        launch((program.name, config), make, given, {"scale": scale})
 
 
 def _fake(*args: Any) -> tuple[Any, ...]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.integrations.torch_program import (
-    built_kernel,
-    current_stream,
+    launch,
     operator,
     torch_module,
 )
 from warploom.kernels.recurrent.backward import (
     ALLOW,
     backward_arrays,
-    backward_schedule,
+    backward_policy,
     made_arrays,
     parts_of,
     recurrent_backward,
@@ -94,13 +94,12 @@ def _run(*args: Any) -> tuple[Any, ...]:
     every = tensors | made
     for part in parts_of(config):
 
-        def make(part: str = part) -> Any:
+        def make(part: str = part) -> Built:
             program = recurrent_backward(config, part)
-            return build(program, backward_schedule(config, part), allow=ALLOW)
+            return compiled(program, backward_policy(config, part), allow=ALLOW)
 
-        kernel = built_kernel(("backward", part, config), v, make)
         arrays = {name: every[name] for name in backward_arrays(config, part)}
-        kernel(arrays, {"scale": scale}, current_stream(v))
+        launch(("backward", part, config), make, arrays, {"scale": scale})
     return _all(made | shared_sums(tensors, made), v)
 
 
@@ -146,14 +145,13 @@ def shared_sums(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]
     parts = slots // groups
     program = slot_sums(parts, d)
 
-    def make() -> Any:
-        return build(program, slot_schedule(program))
+    def make() -> Built:
+        return compiled(program, slot_schedule(program))
 
-    kernel = built_kernel(("slot sums", parts, d), made["dq"], make)
     found = {name: made[name].new_empty((batch, rows, groups, d)) for name in ("dq", "dk")}
     for name, sums in found.items():
         arrays = {"parts": made[name].view(-1, parts, d), "sums": sums.view(-1, d)}
-        kernel(arrays, {}, current_stream(sums))
+        launch(("slot sums", parts, d), make, arrays)
     return found
 
 

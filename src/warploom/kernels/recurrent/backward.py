@@ -25,9 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import schedule_named
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
 from warploom.kernels.recurrent.backward_channel import ChannelKeys, ChannelQueries
 from warploom.kernels.recurrent.backward_delta import DeltaRest, DeltaValues
@@ -146,18 +145,17 @@ def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict
     return sizes | {"d": config.key_dim, "e": config.value_dim}
 
 
-def backward_schedule(config: RecurrentConfig, part: str = "rows") -> KernelSchedule:
-    """The schedule of a part of a configuration: two blocks on an SM, each with a head."""
+def backward_policy(config: RecurrentConfig, part: str = "rows") -> Policy:
+    """What a part of a configuration gets: two blocks on an SM, each with a head."""
     plan = LaunchPlan(
         split={"queries": "m", "rest": "m"}.get(part, "e"), resident=2, store_panels=1
     )
-    program = recurrent_backward(config, part)
     if config.depth == CHUNK and part == "rows":
-        return schedule_named(program, "multistage", plan)
+        return Policy("multistage", plan)
     if config.delta:
-        return schedule_named(program, "unpipelined", plan)
+        return Policy("unpipelined", plan)
     # One slot of each: given back where it was read last, 3 % (d of 128) to 8 % (channels) faster.
-    return multistage(program, 1, plan, 1, 0, early_release=True)
+    return Policy("lcsf-early", plan, depth=1)
 
 
 @dataclass(frozen=True)

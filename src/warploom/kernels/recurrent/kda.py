@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.autosched.schedules import schedule_named
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.lower.channels import LEAST, Channels
 from warploom.derive.lower.chunks import LOG2E
 from warploom.kernels.recurrent.channel import seen as seen_in
@@ -70,11 +70,11 @@ def kda(config: RecurrentConfig) -> Program:
     return trace(body, arrays, name="recurrent_kda")
 
 
-def kernels(config: RecurrentConfig) -> Iterator[tuple[Program, KernelSchedule]]:
-    """Both programs in order, with their schedules: two blocks on an SM, each with a head."""
+def kernels(config: RecurrentConfig) -> Iterator[tuple[Program, Policy]]:
+    """Both programs in order, with what they get: two blocks on an SM, each with a head."""
     for program, split in ((solve(config), "r"), (kda(config), "e")):
         plan = LaunchPlan(split=split, resident=2, store_panels=1)
-        yield program, schedule_named(program, "multistage", plan)
+        yield program, Policy("multistage", plan)
 
 
 class _Solve(DeltaTask):
