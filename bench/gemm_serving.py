@@ -129,11 +129,8 @@ class Case:
         experts, rows, n, k = self.sizes
         if self.kind == "weights8":
             few = plan_weight_only(WeightOnlyConfig(), rows, n)
-            return (
-                str(few.tile),
-                weight_only(few),
-                schedule_for(weight_only(few), weight_only_policy(few)),
-            )
+            program = weight_only(few)
+            return str(few.tile), program, schedule_for(program, weight_only_policy(few))
         if self.kind == "few":
             choice = choose_gemm(rows, n, k, GemmConfig(b="nk"), 1, sliced=True)
             own = choice.config(GemmConfig(b="nk"))
@@ -142,7 +139,11 @@ class Case:
         if self.kind != "grouped":
             config = replace(config, dtype=E4M3, scales="blocks", promote=True)
         plan = plan_grouped(config, rows // experts, n, k, self.kind != "grouped")
-        return str(plan.config.tile), grouped(plan.config), plan.schedule()
+        return (
+            str(plan.config.tile),
+            grouped(plan.config),
+            schedule_for(grouped(plan.config), plan.policy()),
+        )
 
 
 def build_all(cases: tuple[Case, ...]) -> None:

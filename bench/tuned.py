@@ -28,6 +28,7 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.attention_cases import PACKED
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
@@ -36,7 +37,6 @@ from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import full_sizes, select
-from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.table import Kind, Row, Table, as_toml
 from warploom.runtime.stats import median_interval
 
