@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from math import prod
 
 from warploom.autosched.points import Point
+from warploom.autosched.selected import Selected
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
 from warploom.errors import CheckFailed, WarploomError
-from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay
