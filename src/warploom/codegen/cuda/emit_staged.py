@@ -85,7 +85,7 @@ def takes_turns(block: BlockProgram, name: str) -> bool:
 
 def stage_lines(values: Values, op: Op, names: Names, fence: bool, slot: int = 0) -> list[str]:
     """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it. `slot`:
-    bytes of one, where the tile has two in turn."""
+    bytes of one, where the tile has two in turn: then groups fence what they wrote as they meet."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
     if values.placement.transposed(op.dst.type):
@@ -122,6 +122,6 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool, slot: int = 0
         *sync,
         *([f"{turn} ^= {slot};"] if slot else []),
         *lines,
-        *(["fence_async();"] if fence else []),
+        *(["fence_async();"] if fence and not slot else []),
         *sync,
     ]

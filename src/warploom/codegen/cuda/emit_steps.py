@@ -456,7 +456,10 @@ class StepCode:
 
     def _together(self, step: Meet | Share, here: Here) -> list[str]:
         if isinstance(step, Meet):
-            return [f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"]
+            meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
+            # Here and not behind the writes: a fence would hold up the matmuls that come between.
+            fenced = self.fences and takes_turns(self.block, step.tile)
+            return ["fence_async();", meet] if fenced else [meet]
         tiles = {op.dst.name: op.dst for op in self.program.ops() if op.dst is not None}
         return share_lines(here.values, [tiles[name] for name in step.tiles])
 
