@@ -30,7 +30,7 @@ from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
@@ -114,10 +114,10 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
     if config.sums:
-        room = config.sums_shape(data["q"].shape)
+        room = config.sums_shape(data["lse"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
     if config.deterministic and config.sums:
-        turns = config.turns_shape(data["q"].shape)
+        turns = config.turns_shape(data["lse"].shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {

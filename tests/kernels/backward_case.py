@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.kernels.attention.backward import LOG2E, BackwardConfig
+from warploom.kernels.attention.backward import LOG2E
+from warploom.kernels.attention.backward_config import BackwardConfig
 
 Values = dict[str, NDArray[Any]]
 
@@ -76,7 +77,7 @@ def backward_case(
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
     if not config.long:
-        values["turns"] = np.zeros(config.turns_shape(shapes["q"]), np.int32)
-        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"]), np.float32)
+        values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
+        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
     values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
     return values, want

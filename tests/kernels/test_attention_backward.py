@@ -20,12 +20,12 @@ from warploom.codegen.passes.lower import lower, verified
 from warploom.codegen.simt.choose import simt
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.backward import (
-    BackwardConfig,
     backward,
     backward_schedule,
     finish,
     prepare,
 )
+from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.gradients import kernel
 
 # name -> (config, rows, keys, heads)

@@ -10,7 +10,7 @@ from tests.kernels.backward_case import backward_case
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.passes.lower import lower
-from warploom.kernels.attention.backward import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
 

@@ -20,7 +20,7 @@ from warploom.integrations.torch_program import (
     planned,
     torch_module,
 )
-from warploom.kernels.attention.backward import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
@@ -110,10 +110,10 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
     vectors = torch.empty(room, dtype=torch.float32, device=q.device)
     arrays["base"], arrays["delta"] = vectors.narrow(-1, 0, lse.shape[-1]).unbind(0)
     if config.sums:
-        room = config.sums_shape(q.shape)
+        room = config.sums_shape(lse.shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
     if config.deterministic and config.sums:
-        turns = config.turns_shape(q.shape)
+        turns = config.turns_shape(lse.shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
     stream = current_stream(q)
     for part, launched, names in kernels:

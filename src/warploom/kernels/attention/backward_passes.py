@@ -14,12 +14,12 @@ from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.backward import (
     LOG2E,
-    BackwardConfig,
     key_blocks,
     row_blocks,
     seen_by_keys,
     seen_by_rows,
 )
+from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.tile import (
     Array,
     Program,
@@ -79,14 +79,14 @@ def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) 
     value_tile = load(rest["v"], batch, kv_head, keys, d) if of_keys else None
     sums = zeros(keys=TILE, d=config.depth)
     shift = size("keys") - size("rows")
-    first, blocks = row_blocks(config, j, (bq, TILE))
+    first, blocks = row_blocks(config, j, (bq, TILE), size("rows"), size("keys"))
     for n in loop(blocks * config.group):
         head = kv_head * config.group + (n // blocks if config.group > 1 else 0)
         i = first + (n % blocks if config.group > 1 else n)
         rows = span(i * bq, bq)
         queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
         scores = key_tile @ queries
-        seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE))
+        seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE), size("keys"))
         scores[:] = where(seen, scores, -math.inf)
         base = load(rest["base"], batch, head, rows)
         weights = exp2(scores * (config.factor * LOG2E) - base)

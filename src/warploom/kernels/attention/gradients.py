@@ -6,12 +6,12 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.attention.backward import (
-    BackwardConfig,
     backward,
     backward_schedule,
     finish,
     prepare,
 )
+from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_schedule
 from warploom.tile import Program
 
