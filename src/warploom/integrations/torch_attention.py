@@ -14,7 +14,9 @@ from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     built_kernel,
     check_devices,
+    copyable,
     current_stream,
+    empty_like,
     kind_of,
     operator,
     planned,
@@ -74,8 +76,7 @@ def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any
     """(the configuration of a call, fresh gradients of q, k and v)."""
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
-    empty = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape))
-    return config_of(q, k, *options), empty
+    return config_of(q, k, *options), (empty_like(q), empty_like(k), empty_like(v))
 
 
 def _plan(
@@ -97,14 +98,13 @@ def _plan(
 def _run(*args: Any) -> tuple[Any, Any, Any]:
     tensors, grad_lse, options = args[:6], args[6], args[7:]
     grad, q, k, v, out, lse = tensors
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
         _checked(args)
         return dq.zero_(), dk.zero_(), dv.zero_()
     key = ("attention_backward", *kind_of(*tensors), *options)
     config, kernels = planned(key, lambda: _plan(tensors, options))
-    # A gradient may be an expanded view, whose pitches are 0.
-    arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad.contiguous(), "lse": lse.contiguous()}
+    arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     room = (2, *config.vectors_shape(lse.shape))
     vectors = torch.empty(room, dtype=torch.float32, device=q.device)

@@ -18,7 +18,9 @@ from warploom.integrations.torch_program import (
     allowed_type,
     built_kernel,
     check_devices,
+    copyable,
     current_stream,
+    empty_like,
     kind_of,
     operator,
     planned,
@@ -133,7 +135,7 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[int, Any]:
 
 def _empty(q: Any) -> tuple[Any, Any]:
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    return q.new_empty(q.shape), lse
+    return empty_like(q), lse
 
 
 def _forward(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
@@ -205,14 +207,14 @@ def _backward(*args: Any) -> tuple[Any, Any, Any]:
     tensors, options = args[:6], args[6:]
     grad, q, k, v, out, lse = tensors
     cu_q, cu_k = options[:2]
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
         _check(q, k, v, *options)
         return dq.zero_(), dk.zero_(), dv.zero_()
     key = ("attention_varlen_backward", *kind_of(*tensors, cu_q, cu_k), *options[2:])
     config, kernels = planned(key, lambda: _backward_plan(tensors, options))
     rows, keys = config.tile
-    arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad.contiguous(), "lse": lse.contiguous()}
+    arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, **_kept(config, q, len(cu_q) - 1)}
     arrays |= {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
     arrays["row_tiles"] = tile_table(cu_q, rows, _most(len(q), rows, cu_q))
@@ -227,7 +229,7 @@ def _backward(*args: Any) -> tuple[Any, Any, Any]:
 def _backward_fake(*args: Any) -> tuple[Any, Any, Any]:
     _, q, k, v, _, _, *options = args
     _check(q, k, v, *options)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return empty_like(q), empty_like(k), empty_like(v)
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

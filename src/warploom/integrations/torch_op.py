@@ -19,6 +19,7 @@ from warploom.integrations.torch_program import (
     built_kernel,
     check_devices,
     current_stream,
+    empty_like,
     kind_of,
     operator,
     planned,
@@ -202,7 +203,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
     def results(q: Any) -> Any:
-        out = q.new_empty(q.shape)
+        out = empty_like(q)
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
     def kernel_of(q: Any, k: Any, v: Any, *options: Any) -> Any:

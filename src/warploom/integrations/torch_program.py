@@ -174,6 +174,22 @@ def refuse_backward(name: str, hint: str) -> Callable[..., Any]:
     return backward
 
 
+def empty_like(tensor: Any) -> Any:
+    """Room for a result of a tensor's size, its dimensions in the same order in memory where the
+    last is together: heads that lie behind one another in a row stay there."""
+    together = tensor.stride(-1) == 1 and tensor.numel() > 0
+    return torch_module().empty_like(tensor) if together else tensor.new_empty(tensor.shape)
+
+
+def copyable(tensor: Any) -> Any:
+    """The tensor, or a copy where the copy engine does not take it: its last dimension is together,
+    and every other is a multiple of 16 bytes apart. Gradients may be expanded views."""
+    size = tensor.element_size()
+    apart = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1]
+    whole = all(s > 0 and s * size % 16 == 0 for s in apart) and tensor.data_ptr() % 16 == 0
+    return tensor if whole and tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def check_devices(operator: str, tensors: Mapping[str, Any]) -> None:
     """Raise `InputError` for a tensor that is on no GPU, or not on that of the first.
 
