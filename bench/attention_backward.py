@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import attention_backward_packed as packed
 from bench import attention_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
@@ -46,6 +47,7 @@ CASES = (
     *(f"{d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
     *(f"{d} {m} {n}" for d in (96, 256) for m in MASKS for n in (1024, 4096, 16384)),
     *(f"128 {m} {n} grouped" for m in MASKS for n in (1024, 4096, 16384)),
+    *(f"{d} causal {lengths} packed" for d in (128, 64) for lengths in cases.PACKED),
 )
 GROUP = 4  # query heads of a key head in the grouped cases
 OWN = {"default": False, "deterministic": True}  # name -> whether sums have one order
@@ -54,34 +56,49 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A head size, a mask, a length, and whether query heads share key heads."""
+    """A head size, a mask, a length or the name of the lengths of packed sequences, and whether
+    query heads share key heads."""
 
     name: str
 
     @property
     def config(self) -> BackwardConfig:
         """The kernels' configuration."""
-        depth, mask, _, *grouped = self.name.split()
-        group = GROUP if grouped else 1
-        return BackwardConfig(head_dim=int(depth), causal=mask == "causal", group=group)
+        depth, mask, _, *kind = self.name.split()
+        return BackwardConfig(
+            head_dim=int(depth),
+            causal=mask == "causal",
+            group=GROUP if "grouped" in kind else 1,
+            packed="packed" in kind,
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of its sequences."""
+        word = self.name.split()[2]
+        return cases.PACKED[word] if self.config.packed else [int(word)] * self.shape[0]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Batch, heads, rows and head size."""
+        """Batch, heads, rows and head size; packed sequences are one."""
         depth, _, rows, *_ = self.name.split()
-        return max(1, TOKENS // int(rows)), WIDTH // int(depth), int(rows), int(depth)
+        heads = WIDTH // int(depth)
+        if self.config.packed:
+            return 1, heads, sum(cases.PACKED[rows]), int(depth)
+        return max(1, TOKENS // int(rows)), heads, int(rows), int(depth)
 
     @property
     def work(self) -> float:
         """Operations of a call."""
-        batch, heads, rows, depth = self.shape
-        return 10.0 * batch * heads * rows * rows * depth * (0.5 if self.config.causal else 1.0)
+        _, heads, _, depth = self.shape
+        pairs = sum(n * n for n in self.lengths) * (0.5 if self.config.causal else 1.0)
+        return 10.0 * heads * depth * pairs
 
 
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired} {config.split}"
+    kind = f"{config.deterministic} {config.paired} {config.split} {config.packed}"
     name = f"d{config.head_dim} {mask} {config.group} {kind} {part}"
     return FOLDER / kb.slug(name)
 
@@ -110,6 +127,8 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
     """All kernels of one backward pass on one set of operands."""
     built = {part: Built.read(folder(config, part)) for part in parts(config)}
     loaded = {part: one.kernel() for part, one in built.items()}
+    if config.packed:
+        return packed.own_call(torch, config, data, loaded)
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
@@ -140,6 +159,8 @@ def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -
     """cuDNN through torch, and FlashAttention-4, on the same output and lse. Torch gives cuDNN as
     many key heads as query heads, so that grouped cases are without it."""
     q, k, v, do = (data[name] for name in ORDER)
+    if config.packed:
+        return {FA4: packed.flash_attention(config, data)}
     if config.group > 1:
         return {FA4: _flash_attention(config, data)}
     forward = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -178,6 +199,8 @@ def operands(torch: Any, case: Case, dry: bool) -> dict[str, Any]:
     own = (batch, heads // group, rows, depth)
     shapes = {"q": shape, "k": own, "v": own, "do": shape}
     data = {x: torch.randn(of, device=device).bfloat16() for x, of in shapes.items()}
+    if case.config.packed and not dry:
+        return packed.operands(torch, data, case.lengths)
     if dry:
         lse = torch.zeros(shape[:3])
         return {**data, "o": torch.zeros_like(data["q"]), "lse": lse}
@@ -235,7 +258,8 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     gc.collect()
     case = Case(name)
     data = operands(torch, case, options.dry)
-    want = expected(torch, case.config, data)
+    part = packed.first_sequence(data) if case.config.packed and not options.dry else data
+    want = expected(torch, case.config, part)
     built = {n: Built.read(folder(c, parts(c)[1])) for n, c in configs(case).items()}
     refused: dict[str, str] = {}
     runs: dict[str, int] = {}

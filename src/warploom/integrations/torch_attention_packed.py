@@ -191,8 +191,8 @@ def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[
     return config, [(one, names[part]) for part, one in made.items()]
 
 
-def _kept(config: BackwardConfig, q: Any, sequences: int) -> dict[str, Any]:
-    """What the kernels keep of rows between them."""
+def arrays_between(config: BackwardConfig, q: Any, sequences: int) -> dict[str, Any]:
+    """What the backward kernels keep of rows between them."""
     rows = (q.shape[1], config.places(len(q), sequences))
     make = partial(torch.empty, dtype=torch.float32, device=q.device)
     base, delta = make((2, *rows)).unbind(0)
@@ -201,6 +201,21 @@ def _kept(config: BackwardConfig, q: Any, sequences: int) -> dict[str, Any]:
         turns = config.turns_shape(rows)
         found["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
     return found
+
+
+def tables(config: BackwardConfig, cu_q: Any, cu_k: Any, rows: int, keys: int) -> dict[str, Any]:
+    """Bounds and tasks of the backward kernels; `rows` and `keys` are all tokens.
+
+    Tiles of keys that add in turn stand in order: each waits for tiles that began before it.
+    """
+    row_count, key_count = config.tile
+    order = None if config.deterministic else False
+    return {
+        "row_bounds": _with_none(cu_q),
+        "key_bounds": _with_none(cu_k),
+        "row_tiles": tile_table(cu_q, row_count, _most(rows, row_count, cu_q)),
+        "key_tiles": tile_table(cu_k, key_count, _most(keys, key_count, cu_k), order),
+    }
 
 
 def _backward(*args: Any) -> tuple[Any, Any, Any]:
@@ -213,14 +228,9 @@ def _backward(*args: Any) -> tuple[Any, Any, Any]:
         return dq.zero_(), dk.zero_(), dv.zero_()
     key = ("attention_varlen_backward", *kind_of(*tensors, cu_q, cu_k), *options[2:])
     config, kernels = planned(key, lambda: _backward_plan(tensors, options))
-    rows, keys = config.tile
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    arrays |= {"dq": dq, "dk": dk, "dv": dv, **_kept(config, q, len(cu_q) - 1)}
-    arrays |= {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
-    arrays["row_tiles"] = tile_table(cu_q, rows, _most(len(q), rows, cu_q))
-    # Tiles of keys that add in turn stand in order: each waits for tiles that began before it.
-    order = None if config.deterministic else False
-    arrays["key_tiles"] = tile_table(cu_k, keys, _most(len(k), keys, cu_k), order)
+    arrays |= {"dq": dq, "dk": dk, "dv": dv, **arrays_between(config, q, len(cu_q) - 1)}
+    arrays |= tables(config, cu_q, cu_k, len(q), len(k))
     for made, names in kernels:
         made({name: arrays[name] for name in names}, stream=current_stream(q))
     return dq, dk, dv
