@@ -31,7 +31,7 @@ from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
@@ -50,7 +50,9 @@ CASES = (
     *(f"{d} causal {lengths} packed" for d in (128, 64) for lengths in cases.PACKED),
 )
 GROUP = 4  # query heads of a key head in the grouped cases
-OWN = {"default": False, "deterministic": True}  # name -> whether sums have one order
+DEFAULT, SAME = "default", "deterministic"
+# How the loop may be written; with a causal mask, in pairs of tasks or by the next free SM.
+STYLES = {"late": Style(True, False), "plain": Style(False, False), "ahead": Style(False, True)}
 Call = Callable[[], Any]
 
 
@@ -99,28 +101,47 @@ def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
     kind = f"{config.deterministic} {config.paired} {config.split} {config.packed}"
-    name = f"d{config.head_dim} {mask} {config.group} {kind} {part}"
+    style = "".join(str(int(x)) for x in config.written)
+    name = f"d{config.head_dim} {mask} {config.group} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
 
 
 def configs(case: Case) -> dict[str, BackwardConfig]:
-    """Our candidates."""
-    own = case.config
-    return {
-        name: fitted(replace(own, deterministic=same), case.shape[2], case.shape[2])
-        for name, same in OWN.items()
-        if not (same and own.long)  # whose default is
-    }
+    """Our candidates: the kernel whose sums have one order, and every style of the other."""
+    own, rows = case.config, case.shape[2]
+    found = {} if own.long else {SAME: fitted(replace(own, deterministic=True), rows, rows)}
+    if own.long or own.packed or own.depth == 96:
+        return {DEFAULT: fitted(own, rows, rows), **found}
+    for name, style in STYLES.items():
+        one = fitted(replace(own, style=style), rows, rows)
+        found |= (
+            {f"{name} pairs": replace(one, paired=True), f"{name} next": replace(one, paired=False)}
+            if own.causal
+            else {name: one}
+        )
+    return found
+
+
+def default(case: Case) -> str:
+    """The candidate that a user gets."""
+    found = configs(case)
+    one = fitted(case.config, case.shape[2], case.shape[2])
+    own = replace(one, style=one.written)
+    return next(n for n, c in found.items() if n != SAME and replace(c, style=c.written) == own)
 
 
 def build_all() -> None:
     """Compile what the cases need."""
-    for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
-        for part in parts(config):
-            program, schedule, allow = kernel(config, part)
-            into = folder(config, part)
-            build(program, schedule, allow=allow).write(into)
-            print(into.name, flush=True)
+    needed = {
+        folder(config, part): (config, part)
+        for case in map(Case, CASES)
+        for config in configs(case).values()
+        for part in parts(config)
+    }
+    for into, (config, part) in needed.items():
+        program, schedule, allow = kernel(config, part)
+        build(program, schedule, allow=allow).write(into)
+        print(into.name, flush=True)
 
 
 def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
@@ -287,8 +308,9 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": case.name,
         "dtype": case.config.dtype.name,
+        "candidate": default(case),
         "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
-        "compiler": built["default"].resources.compiler,
+        "compiler": built[default(case)].resources.compiler,
         "work": case.work,
         "baselines": ran,
         "refused": refused | timer.refused,
@@ -302,19 +324,26 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
     """A row with relative errors of dq, dk and dv beside the libraries', and how many runs gave
-    the same bits where that was counted."""
-    name = row.kernel.split()[-1]
+    the same bits where that was counted; its kernel is called what it is to a user."""
+    name = row.kernel.removeprefix(f"{CLAIM} ")
     named = {"ours": name, **{b: b for b in case["baselines"]}}
     found = {key: [round(x, 6) for x in case["errors"][n]] for key, n in named.items()}
     runs = {"equal runs": case["equal runs"][name]} if name in case["equal runs"] else {}
-    return replace(row, checks={**row.checks, "errors of dq, dk, dv": found, **runs})
+    return replace(
+        row,
+        kernel=f"{CLAIM} {SAME if name == SAME else DEFAULT}",
+        checks={**row.checks, "errors of dq, dk, dv": found, **runs},
+        notes=row.notes if name in (SAME, DEFAULT) else f"{row.notes}; {name}",
+    )
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there."""
+    """The rows of sittings, in place of all that were there: of the candidates that are no default
+    there is none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
     seen = {case["name"]: case for case in st.read_sitting(paths[0])[1]}
-    rows = [with_errors(row, seen[row.shape]) for row in rows]
+    users = {name: (f"{CLAIM} {default(Case(name))}", f"{CLAIM} {SAME}") for name in seen}
+    rows = [with_errors(row, seen[row.shape]) for row in rows if row.kernel in users[row.shape]]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     write_rows(results / "attention_backward.json", st.with_note(rows, note))
     print(f"{len(rows)} rows from {len(paths)} sittings")

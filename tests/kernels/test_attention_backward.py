@@ -232,6 +232,7 @@ def test_sums_added_in_turn_have_the_same_bits():
 def test_older_gpus_have_no_warps_that_copy():
     program, schedule, *_ = main_case("fp16")
     options = {"store": "direct", "store_warps": False, "staged_slots": 1, "rotate_loops": False}
+    options["dependent"] = False
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):
         emit_sm80(lower(program, multistage(program, 2, plan, in_flight=0)))

@@ -220,15 +220,15 @@ def _backward(
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
         scores, grad = key_tile @ queries, value_tile @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
-        if config.masked and config.style.branch:
+        if config.masked and config.written.branch:
             scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.factor * LOG2E) - base)
-        if config.masked and not config.style.branch:
+        if config.masked and not config.written.branch:
             weights = where(seen, weights, 0.0)
-        if not config.style.late:
+        if not config.written.late:
             dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
-        if config.style.late:
+        if config.written.late:
             dv += weights.cast(config.dtype) @ grads
         if config.split:
             dk += change @ queries
@@ -317,14 +317,15 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
         staged_slots=2,
         store_warps=not config.split,
         reverse=(last,) if config.deterministic and config.causal else (),
-        rotate_loops=config.style.ahead,
+        dependent=True,
+        rotate_loops=config.written.ahead,
     )
     return multistage(
         backward(config),
         2,
         launch,
         config.tile[1] // 64,
-        in_flight=int(config.style.ahead),
-        early_release=config.style.ahead or config.causal,
+        in_flight=int(config.written.ahead),
+        early_release=config.written.ahead or config.causal,
         vectors=True,
     )

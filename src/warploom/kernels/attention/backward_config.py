@@ -67,7 +67,8 @@ class BackwardConfig:
     multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
     go out in pairs of a long and a short one, which L2 must have room for. `split`: dq has a kernel
     of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
-    `packed`: sequences of different lengths stand behind one another.
+    `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
+    written; None: as measured.
     """
 
     dtype: DType = BF16
@@ -81,6 +82,7 @@ class BackwardConfig:
     paired: bool = False
     split: bool = False
     packed: bool = False
+    style: Style | None = None
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -133,9 +135,9 @@ class BackwardConfig:
         return self.causal or self.window is not None or not self.whole_keys
 
     @property
-    def style(self) -> Style:
+    def written(self) -> Style:
         """How its loop is written."""
-        return STYLES.get((self.depth, self.causal), Style())
+        return self.style or STYLES.get((self.depth, self.causal), Style())
 
     @property
     def sum_depth(self) -> int:

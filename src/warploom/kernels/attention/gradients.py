@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -36,4 +38,7 @@ def kernel(config: BackwardConfig, part: str) -> Kernel:
     if part in BLOCKS:
         return one_pass(config, part), pass_schedule(config, part), spills
     program = (prepare if part == "prepare" else finish)(config)
-    return program, simt(program), ()
+    schedule = simt(program)
+    # Each begins while the last blocks of the one before end.
+    launch = schedule.launch.with_options(dependent=True)
+    return program, replace(schedule, launch=launch), ()
