@@ -12,12 +12,13 @@ from typing import Any
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
+    addresses,
     built_kernel,
     check_devices,
     copyable,
     current_stream,
     empty_like,
-    kind_of,
+    form_of,
     operator,
     planned,
     torch_module,
@@ -81,18 +82,15 @@ def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any
 
 def _plan(
     tensors: tuple[Any, ...], options: tuple[Any, ...]
-) -> tuple[BackwardConfig, list[tuple[str, Any, list[str]]]]:
-    """The configuration of a call; its parts, their kernels and the names of their arrays."""
+) -> tuple[BackwardConfig, dict[str, Any]]:
+    """The configuration of a call, and the kernels of its parts."""
     q, k = tensors[1:3]
     _check(*tensors)
     config = config_of(q, k, *options)
-    made = {
+    return config, {
         part: built_kernel((config, part), q, partial(_build, config, part))
         for part in parts(config)
     }
-    return config, [
-        (part, one, [spec.name for spec in one.interface.arrays]) for part, one in made.items()
-    ]
 
 
 def _run(*args: Any) -> tuple[Any, Any, Any]:
@@ -102,26 +100,37 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
     if q.numel() == 0 or k.numel() == 0:
         _checked(args)
         return dq.zero_(), dk.zero_(), dv.zero_()
-    key = ("attention_backward", *kind_of(*tensors), *options)
-    config, kernels = planned(key, lambda: _plan(tensors, options))
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    arrays |= {"dq": dq, "dk": dk, "dv": dv}
-    room = (2, *config.vectors_shape(lse.shape))
-    vectors = torch.empty(room, dtype=torch.float32, device=q.device)
-    arrays["base"], arrays["delta"] = vectors.narrow(-1, 0, lse.shape[-1]).unbind(0)
-    if config.sums:
-        room = config.sums_shape(lse.shape)
-        arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
-    if config.deterministic and config.sums:
-        turns = config.turns_shape(lse.shape)
-        arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
-    stream = current_stream(q)
-    for part, launched, names in kernels:
-        launched({name: arrays[name] for name in names}, stream=stream)
+    key = ("attention_backward", *form_of(*arrays.values()), *options)
+    config, kernels, launches = planned(key, lambda: (*_plan(tensors, options), {}))
+    kept = _between(config, arrays["lse"])
+    arrays |= {"dq": dq, "dk": dk, "dv": dv, **kept}
+    if not launches:
+        launches |= {
+            part: one.bound({spec.name: arrays[spec.name] for spec in one.interface.arrays})
+            for part, one in kernels.items()
+        }
+    where, stream = addresses(arrays), current_stream(q)
+    for part, launch in launches.items():
+        launch(where, stream)
         if part == "prepare" and grad_lse is not None:
             # Scores change lse by the weights, and out by the weights times grad v less delta.
-            arrays["delta"] -= grad_lse
+            kept["delta"] -= grad_lse
     return dq, dk, dv
+
+
+def _between(config: BackwardConfig, lse: Any) -> dict[str, Any]:
+    """What the kernels leave one another."""
+    make = partial(torch.empty, dtype=torch.float32, device=lse.device)
+    vectors = make((2, *config.vectors_shape(lse.shape)))
+    base, delta = vectors[..., : lse.shape[-1]]
+    found = {"base": base, "delta": delta}
+    if config.sums:
+        found["dq_sum"] = make(config.sums_shape(lse.shape))
+    if config.deterministic and config.sums:
+        turns = config.turns_shape(lse.shape)
+        found["turns"] = torch.zeros(turns, dtype=torch.int32, device=lse.device)
+    return found
 
 
 def _fake(*args: Any) -> tuple[Any, Any, Any]:

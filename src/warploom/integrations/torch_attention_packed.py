@@ -15,13 +15,14 @@ from typing import Any
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
+    addresses,
     allowed_type,
     built_kernel,
     check_devices,
     copyable,
     current_stream,
     empty_like,
-    kind_of,
+    form_of,
     operator,
     planned,
     torch_module,
@@ -144,12 +145,17 @@ def _forward(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
     if q.numel() == 0:
         _check(q, k, v, *options)
         return out, lse
-    key = ("attention_varlen", *kind_of(q, k, v, cu_q, cu_k), *options[2:])
-    rows, made = planned(key, lambda: _forward_plan(q, k, v, *options))
-    tiles = tile_table(cu_q, rows, _most(len(q), rows, cu_q), longest_last=True)
-    arrays = {"q": q, "k": k, "v": v, "o": out, "lse": lse, "tiles": tiles}
-    bounds = {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
-    made(arrays | bounds, stream=current_stream(q))
+    key = ("attention_varlen", *form_of(q, k, v), len(cu_q), *options[2:])
+    rows, made, launches = planned(key, lambda: (*_forward_plan(q, k, v, *options), []))
+    arrays = {"q": q, "k": k, "v": v, "o": out, "lse": lse}
+    arrays |= {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
+    arrays["tiles"] = tile_table(cu_q, rows, _most(len(q), rows, cu_q), longest_last=True)
+    if k.numel() == 0:
+        made(arrays, stream=current_stream(q))
+        return out, lse
+    if not launches:
+        launches.append(made.bound(arrays))
+    launches[0](addresses(arrays), current_stream(q))
     return out, lse
 
 
@@ -164,7 +170,7 @@ def _build(config: BackwardConfig, part: str) -> Built:
 
 
 def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(configuration, its parts, their kernels and the names of their arrays) of a call."""
+    """(configuration, the kernels of its parts) of a call."""
     grad, q, k, v, out, _ = tensors
     causal, window, scale, deterministic = options[4:]
     _check(q, k, v, *options)
@@ -183,12 +189,9 @@ def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[
         deterministic=deterministic,
         packed=True,
     )
-    made = {
-        part: built_kernel((config, part), q, partial(_build, config, part))
-        for part in parts(config)
-    }
-    names = {part: [spec.name for spec in one.interface.arrays] for part, one in made.items()}
-    return config, [(one, names[part]) for part, one in made.items()]
+    return config, [
+        built_kernel((config, part), q, partial(_build, config, part)) for part in parts(config)
+    ]
 
 
 def arrays_between(config: BackwardConfig, q: Any, sequences: int) -> dict[str, Any]:
@@ -226,13 +229,19 @@ def _backward(*args: Any) -> tuple[Any, Any, Any]:
     if q.numel() == 0 or k.numel() == 0:
         _check(q, k, v, *options)
         return dq.zero_(), dk.zero_(), dv.zero_()
-    key = ("attention_varlen_backward", *kind_of(*tensors, cu_q, cu_k), *options[2:])
-    config, kernels = planned(key, lambda: _backward_plan(tensors, options))
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
+    key = ("attention_varlen_backward", *form_of(*arrays.values()), len(cu_q), *options[2:])
+    config, kernels, launches = planned(key, lambda: (*_backward_plan(tensors, options), []))
     arrays |= {"dq": dq, "dk": dk, "dv": dv, **arrays_between(config, q, len(cu_q) - 1)}
     arrays |= tables(config, cu_q, cu_k, len(q), len(k))
-    for made, names in kernels:
-        made({name: arrays[name] for name in names}, stream=current_stream(q))
+    if not launches:
+        launches += [
+            one.bound({spec.name: arrays[spec.name] for spec in one.interface.arrays})
+            for one in kernels
+        ]
+    where, stream = addresses(arrays), current_stream(q)
+    for launch in launches:
+        launch(where, stream)
     return dq, dk, dv
 
 

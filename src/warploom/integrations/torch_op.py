@@ -15,12 +15,13 @@ from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import attention_backward
 from warploom.integrations.torch_program import (
+    addresses,
     allowed_type,
     built_kernel,
     check_devices,
     current_stream,
     empty_like,
-    kind_of,
+    form_of,
     operator,
     planned,
     refuse_backward,
@@ -232,10 +233,14 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if q.numel() == 0:
             _attention_check(q, k, v, *options[1:3])
             return made
-        key = ("attention", lse, *kind_of(q, k, v), *options)
-        kernel = planned(key, lambda: kernel_of(q, k, v, *options))
-        arrays = dict(zip(("o", "lse"), made if lse else (made,), strict=False))
-        kernel({"q": q, "k": k, "v": v, **arrays}, stream=current_stream(q))
+        arrays = {"q": q, "k": k, "v": v}
+        arrays |= dict(zip(("o", "lse"), made if lse else (made,), strict=False))
+        if k.numel() == 0:
+            kernel_of(q, k, v, *options)(arrays, stream=current_stream(q))
+            return made
+        key = ("attention", lse, *form_of(q, k, v), *options)
+        launch = planned(key, lambda: kernel_of(q, k, v, *options).bound(arrays))
+        launch(addresses(arrays), current_stream(q))
         return made
 
     def fake(q: Any, k: Any, v: Any, *options: Any) -> Any:

@@ -25,7 +25,7 @@ from warploom.integrations.torch_direct import Signature, direct
 from warploom.kernels.select import Selected, select, written
 from warploom.kernels.tuned.table import remember
 from warploom.runtime.interface import Interface
-from warploom.runtime.kernel import Kernel
+from warploom.runtime.kernel import ALIGNED, Kernel, Launch
 from warploom.runtime.tensors import element_type
 from warploom.tile import Array, DType, Program, dtype
 
@@ -58,7 +58,7 @@ def current_stream(tensor: Any) -> int:
     """The handle of torch's current stream on a tensor's device; 0 of a tensor on "meta"."""
     if tensor.device.type == "meta":
         return 0
-    return int(torch_module().cuda.current_stream(tensor.device).cuda_stream)
+    return int(torch_module()._C._cuda_getCurrentRawStream(tensor.device.index))
 
 
 def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
@@ -97,6 +97,20 @@ def kind_of(*tensors: Any) -> tuple[Any, ...]:
     return tuple(x for one in tensors for x in (one.dtype, one.shape, one.device))
 
 
+def form_of(*tensors: Any) -> tuple[Any, ...]:
+    """What a launch depends on that is bound to tensors, beside where they are."""
+    return tuple(
+        x
+        for one in tensors
+        for x in (one.dtype, one.shape, one.stride(), one.device, one.data_ptr() % ALIGNED)
+    )
+
+
+def addresses(arrays: Mapping[str, Any]) -> dict[str, int]:
+    """Where tensors are."""
+    return {name: one.data_ptr() for name, one in arrays.items()}
+
+
 @dataclass(frozen=True)
 class Unlaunched:
     """A kernel that was built and is not run: on tensors that have shapes alone."""
@@ -105,6 +119,10 @@ class Unlaunched:
 
     def __call__(self, *arrays: Any, **more: Any) -> None:
         """Nothing: the shapes of results do not depend on it."""
+
+    def bound(self, *arrays: Any) -> Launch:
+        """What does nothing, too."""
+        return lambda addresses, stream: None
 
     def resident_tasks(self, tasks: int) -> int:
         """All of them."""
