@@ -354,7 +354,9 @@ def merge(paths: list[Path], results: Path) -> None:
 def main() -> int:
     """Command line."""
     args = st.arguments(__doc__ or "", CASES, ("build", "sit", "merge"))
-    names = [name for name in CASES if any(o in name for o in args.only.split(","))]
+    asked = args.only.split(",")
+    exact = set(asked) <= set(CASES)  # a name may be part of another
+    names = [n for n in CASES if (n in asked if exact else any(one in n for one in asked))]
     if args.mode == "build":
         build_all()
         return 0
