@@ -341,7 +341,7 @@ def merge(paths: list[Path], results: Path) -> None:
     """The rows of sittings, in place of all that were there: of the candidates that are no default
     there is none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
-    seen = {case["name"]: case for case in st.read_sitting(paths[0])[1]}
+    seen = {case["name"]: case for path in paths for case in st.read_sitting(path)[1]}
     users = {name: (f"{CLAIM} {default(Case(name))}", f"{CLAIM} {SAME}") for name in seen}
     rows = [with_errors(row, seen[row.shape]) for row in rows if row.kernel in users[row.shape]]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
