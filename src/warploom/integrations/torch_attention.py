@@ -37,9 +37,15 @@ SCHEMA = (
 )
 
 
+def value_dim(q: Any, v: Any) -> int | None:
+    """The head size of v, where it is another than that of q."""
+    return None if v.shape[-1] == q.shape[-1] else v.shape[-1]
+
+
 def config_of(
     q: Any,
     k: Any,
+    v: Any,
     causal: bool,
     window: int | None,
     scale: float | None,
@@ -54,6 +60,7 @@ def config_of(
         group=q.shape[1] // k.shape[1],
         scale=scale,
         deterministic=deterministic,
+        value_dim=value_dim(q, v),
     )
     return fitted(config, q.shape[2], k.shape[2])
 
@@ -61,11 +68,14 @@ def config_of(
 def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
     given = {"grad": grad, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     check_devices("attention_backward", given)
-    rows, kinds = tuple(q.shape), {t.dtype for t in (grad, q, k, v, out)}
-    shapes = [tuple(t.shape) for t in (grad, out)] + [(*lse.shape, rows[-1])]
-    if rows != shapes[0] or shapes.count(rows) != len(shapes) or len(kinds) != 1:
+    rows, kinds = (*q.shape[:3], v.shape[3]), {t.dtype for t in (grad, q, k, v, out)}
+    shapes = [tuple(t.shape) for t in (grad, out)] + [(*lse.shape, v.shape[3])]
+    if shapes.count(rows) != len(shapes) or len(kinds) != 1:
         listed = ", ".join(f"{name} {t.dtype} {list(t.shape)}" for name, t in given.items())
-        raise InputError(f"attention_backward of {listed}: expected one type, grad and out like q")
+        raise InputError(
+            f"attention_backward of {listed}: expected one type, grad and out like q with the head "
+            "size of v"
+        )
 
 
 def _build(config: BackwardConfig, part: str) -> Built:
@@ -77,16 +87,16 @@ def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any
     """(the configuration of a call, fresh gradients of q, k and v)."""
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
-    return config_of(q, k, *options), (empty_like(q), empty_like(k), empty_like(v))
+    return config_of(q, k, v, *options), (empty_like(q), empty_like(k), empty_like(v))
 
 
 def _plan(
     tensors: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[BackwardConfig, dict[str, Any]]:
     """The configuration of a call, and the kernels of its parts."""
-    q, k = tensors[1:3]
+    q, k, v = tensors[1:4]
     _check(*tensors)
-    config = config_of(q, k, *options)
+    config = config_of(q, k, v, *options)
     return config, {
         part: built_kernel((config, part), q, partial(_build, config, part))
         for part in parts(config)

@@ -142,7 +142,7 @@ def _sums_at(config: BackwardConfig, place: tuple[Index, ...]) -> At:
 
 def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Array) -> None:
     sequence, head, i = _task(config, rest)
-    count, d = config.task_rows, span(0, config.depth)
+    count, d = config.task_rows, span(0, config.value_depth, "d")
     at = sequence.row_block(head, i * count, count, d)
     out, grad = (load(x, *at).cast(FP32) for x in (o, do))
     sums = load(lse, *sequence.row_numbers(head, i * count, count))

@@ -68,7 +68,8 @@ class BackwardConfig:
     go out in pairs of a long and a short one, which L2 must have room for. `split`: dq has a kernel
     of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
     `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
-    written; None: as measured.
+    written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
+    that of q and k, for which there are kernels that make each gradient by itself.
     """
 
     dtype: DType = BF16
@@ -83,6 +84,7 @@ class BackwardConfig:
     split: bool = False
     packed: bool = False
     style: Style | None = None
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -93,6 +95,14 @@ class BackwardConfig:
             )
         if self.window is not None and self.window < 1:
             raise InputError(f"attention backward window={self.window}: expected >= 1")
+        if self.value_dim is not None and not (
+            self.long and 0 < self.value_dim <= max(LONG) and self.value_dim % ALIGNED == 0
+        ):
+            raise InputError(
+                f"attention backward of heads of {self.head_dim} with values of {self.value_dim}: "
+                f"expected heads above {max(TILES)}, and values of a multiple of {ALIGNED} up to "
+                f"{max(LONG)}"
+            )
         if self.packed and (self.long or self.split):
             raise InputError(
                 f"attention backward of packed heads of {self.head_dim}, split={self.split}: "
@@ -103,6 +113,13 @@ class BackwardConfig:
     def depth(self) -> int:
         """The head size that tiles have: what lies beyond the head is read as zero."""
         return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+
+    @property
+    def value_depth(self) -> int:
+        """The same of v, o and dO."""
+        if self.value_dim is None:
+            return self.depth
+        return min(size for size in (*TILES, *LONG) if size >= self.value_dim)
 
     @property
     def long(self) -> bool:
@@ -175,8 +192,12 @@ class BackwardConfig:
         if self.packed:
             rows, keys, row = "row_tokens heads d", "key_tokens kv_heads d", "heads row_tokens"
             lead, kept = "heads", "heads places"
-        every: dict[str, Array] = dict.fromkeys("q o do dq".split(), array(self.dtype, rows))
-        every |= dict.fromkeys("k v dk dv".split(), array(self.dtype, keys))
+        every: dict[str, Array] = dict.fromkeys("q dq o do".split(), array(self.dtype, rows))
+        every |= dict.fromkeys("k dk v dv".split(), array(self.dtype, keys))
+        if self.value_dim is not None:
+            rows, keys = (f"{of.removesuffix('d')}e" for of in (rows, keys))
+            every |= dict.fromkeys("o do".split(), array(self.dtype, rows))
+            every |= dict.fromkeys("v dv".split(), array(self.dtype, keys))
         every |= {"lse": array(FP32, row)}
         every |= dict.fromkeys("base delta".split(), array(FP32, kept))
         block = "e block" if self.transposed else "block e"
