@@ -28,7 +28,8 @@ from bench import attention_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import usable
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
@@ -139,8 +140,8 @@ def build_all() -> None:
         for part in parts(config)
     }
     for into, (config, part) in needed.items():
-        program, schedule, allow = kernel(config, part)
-        build(program, schedule, allow=allow).write(into)
+        program, policy, allow = kernel(config, part)
+        compiled(program, policy, allow=allow).write(into)
         print(into.name, flush=True)
 
 

@@ -7,6 +7,7 @@ from tests.gpu.cases import distance
 from tests.kernels.backward_case import from_fragments, gradients
 
 from warploom import tile as t
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
@@ -75,14 +76,14 @@ def kept(config, heads, tokens, sequences):
 
 
 def run_parts(config, values, want, run):
-    """The gradients that the three kernels give, each run by `run(part, program, schedule, arrays)`
+    """The gradients that the three kernels give, each run by `run(part, program, policy, arrays)`
     on what those before it left."""
     arrays = values | {x: want[x] for x in ("o", "lse")}
     arrays |= {f"d{x}": np.full(arrays[x].shape, np.nan, np.float32) for x in "qkv"}
     for part in parts(config):
-        program, schedule, _ = kernel(config, part)
+        program, policy, _ = kernel(config, part)
         given = {array.name: arrays[array.name] for array in program.arrays}
-        arrays |= run(part, program, schedule, given)
+        arrays |= run(part, program, policy, given)
     return {x: arrays[x] for x in ("dq", "dk", "dv")}
 
 
@@ -95,11 +96,13 @@ def close(got, want):
 def test_the_interpreter_gives_the_gradients_of_every_sequence(name):
     config, values, want = packed_case(name)
 
-    def run(part, program, schedule, given):
+    def run(part, program, policy, given):
         got = t.interpret(program, given)
         if part == "main":
             for seed in range(2):
-                seen = simulate(lower(program, schedule, verified), given, seed=seed)
+                seen = simulate(
+                    lower(program, schedule_for(program, policy), verified), given, seed=seed
+                )
                 assert all(distance(seen[x], got[x]) == 0 for x in got)
         return got
 
@@ -110,10 +113,10 @@ def test_the_interpreter_gives_the_gradients_of_every_sequence(name):
 def test_the_emitted_code_gives_them_too(name):
     config, values, want = packed_case(name)
 
-    def run(part, program, schedule, given):
+    def run(part, program, policy, given):
         if part != "main":
             return t.interpret(program, given)
-        source = emit(lower(program, schedule))
+        source = emit(lower(program, schedule_for(program, policy)))
         library = emulate.compile_all([source], None)
         got = emulate.run(library, 0, source, program, given, blocks=3)
         if not config.transposed:

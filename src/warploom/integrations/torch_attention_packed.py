@@ -12,7 +12,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     addresses,
@@ -26,11 +27,11 @@ from warploom.integrations.torch_program import (
     operator,
     planned,
     torch_module,
+    variant_kernel,
 )
 from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.program import AttentionConfig, refuse_scale
-from warploom.kernels.attention.program import attention as attention_program
 from warploom.kernels.attention.variants import choose_attention
 
 torch: Any = torch_module()
@@ -125,13 +126,8 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[int, Any]:
     )
     alike = len(cu_q) - 1  # sequences as long as the longest, which is all the host knows
     choice = choose_attention((max_q,) * alike, base, (max_k,) * alike, q.shape[1])
-    config = choice.config(base)
-    made = built_kernel(
-        ("attention", choice.name, config),
-        q,
-        lambda: build(attention_program(config), choice.schedule(config), allow=choice.allow),
-    )
-    return config.tile[0], made
+    key, make = variant_kernel("attention", choice, base)
+    return choice.config(base).tile[0], built_kernel(key, q, make)
 
 
 def _empty(q: Any) -> tuple[Any, Any]:
@@ -165,8 +161,8 @@ def _forward_fake(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
 
 
 def _build(config: BackwardConfig, part: str) -> Built:
-    program, schedule, allow = kernel(config, part)
-    return build(program, schedule, allow=allow)
+    program, policy, allow = kernel(config, part)
+    return compiled(program, policy, allow=allow)
 
 
 def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:

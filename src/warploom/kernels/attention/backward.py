@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from warploom.autosched.named import multistage
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.tile import (
     FP32,
@@ -300,7 +300,7 @@ def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 
 
-def backward_schedule(config: BackwardConfig) -> KernelSchedule:
+def backward_policy(config: BackwardConfig) -> Policy:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
     Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
@@ -320,12 +320,6 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
         dependent=True,
         rotate_loops=config.written.ahead,
     )
-    return multistage(
-        backward(config),
-        2,
-        launch,
-        config.tile[1] // 64,
-        in_flight=int(config.written.ahead),
-        early_release=config.written.ahead or config.causal,
-        vectors=True,
-    )
+    early = config.written.ahead or config.causal
+    order = ("inflight" if config.written.ahead else "lcsf") + ("-early" if early else "")
+    return Policy(order, launch, groups=config.tile[1] // 64, depth=2, vectors=True)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from warploom.autosched.named import overlapped
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
@@ -358,7 +358,7 @@ def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index
     return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 
-def default_schedule(config: AttentionConfig) -> KernelSchedule:
+def default_policy(config: AttentionConfig) -> Policy:
     """FlashAttention-3's: two groups in ping-pong, P V one iteration behind Q K^T, rings of two."""
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
     launch = LaunchPlan(
@@ -367,4 +367,4 @@ def default_schedule(config: AttentionConfig) -> KernelSchedule:
         skip_unit=max(config.rescale_threshold, config.optimistic_threshold) > 0,
         skip_voted=config.optimistic_threshold > 0,
     )
-    return overlapped(attention(config), 2, launch, config.tile[0] // 64)
+    return Policy("pingpong", launch, groups=config.tile[0] // 64, depth=2)
