@@ -12,7 +12,7 @@ from tests.kernels.backward_case import backward_case, from_fragments, gradients
 from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.schedules import Policy, schedule_for
+from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
@@ -26,13 +26,13 @@ from warploom.kernels.attention.backward import (
     finish,
     prepare,
 )
-from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.backward_config import BackwardConfig, Style
 from warploom.kernels.attention.gradients import kernel
 
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(), 132, 200, 1),
-    "causal": (BackwardConfig(causal=True, group=2), 200, 140, 2),
+    "causal": (BackwardConfig(causal=True, group=2, style=Style()), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
@@ -239,7 +239,7 @@ def test_sums_added_in_turn_have_the_same_bits():
 def test_older_gpus_have_no_warps_that_copy():
     program, schedule, *_ = main_case("fp16")
     options = {"store": "direct", "store_warps": False, "staged_slots": 1, "rotate_loops": False}
-    options["dependent"] = False
+    options["fence_at_meeting"] = False
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):
         emit_sm80(lowered(program, Policy("multistage", plan, groups=2)))
@@ -248,8 +248,8 @@ def test_older_gpus_have_no_warps_that_copy():
 def test_sums_in_fragments_are_read_in_order():
     config = CASES["short"][0]
     values, want = backward_case(config, 100, 90)
-    program, schedule, _ = kernel(config, "finish")
-    source = build(program, schedule).source
+    program, policy, _ = kernel(config, "finish")
+    source = compiled(program, policy).source
     library = emulate.compile_all([source], None)
     sums = np.random.default_rng(0).standard_normal(values["dq_sum"].shape).astype(np.float32)
     arrays = {"dq_sum": sums, "dq": np.full(want["dq"].shape, np.nan)}

@@ -315,9 +315,9 @@ def backward_policy(config: BackwardConfig) -> Policy:
         split="keys",
         tile_scheduler=scheduler,
         staged_slots=2,
+        fence_at_meeting=config.causal,  # else ptxas spills in the loop at head size 64
         store_warps=not config.split,
         reverse=(last,) if config.deterministic and config.causal else (),
-        dependent=True,
         rotate_loops=config.written.ahead,
     )
     early = config.written.ahead or config.causal

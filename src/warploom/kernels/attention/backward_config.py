@@ -51,6 +51,7 @@ STYLES: dict[tuple[int, bool], Style] = {
     (96, False): Style(late=True, ahead=False),
     (96, True): Style(late=True, ahead=False),
     (128, False): Style(late=True, ahead=False),
+    (128, True): Style(late=True, ahead=False),
 }
 IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
 # Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.

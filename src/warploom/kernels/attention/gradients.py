@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from warploom.autosched.schedules import Policy
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.attention.backward import (
     backward,
     backward_policy,
@@ -17,7 +13,7 @@ from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_policy
 from warploom.tile import Program
 
-Kernel = tuple[Program, Policy | SimtSchedule, tuple[str, ...]]
+Kernel = tuple[Program, Policy, tuple[str, ...]]
 
 
 def parts(config: BackwardConfig) -> tuple[str, ...]:
@@ -37,8 +33,4 @@ def kernel(config: BackwardConfig, part: str) -> Kernel:
         return backward(config), backward_policy(config), spills
     if part in BLOCKS:
         return one_pass(config, part), pass_policy(config, part), spills
-    program = (prepare if part == "prepare" else finish)(config)
-    schedule = simt(program)
-    # Each begins while the last blocks of the one before end.
-    launch = schedule.launch.with_options(dependent=True)
-    return program, replace(schedule, launch=launch), ()
+    return (prepare if part == "prepare" else finish)(config), Policy(), ()
