@@ -40,15 +40,18 @@ ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".flows.pack",  # python -m warploom.flows.pack
     ".rl.pretrain",  # python -m warploom.rl.pretrain
+    ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
     ".integrations.torch_attention_packed",
     ".integrations.torch_decode",
+    ".integrations.torch_experts",
     ".integrations.torch_gemm",
     ".integrations.torch_op",
     ".integrations.torch_convolution",
     ".integrations.torch_recurrent",
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",
+    ".integrations.torch_weight_only",
     ".integrations.triton",
     ".balance",  # what several levels of memory ask for, for the gallery of derivations
     ".simulate",  # the oracle of block programs, for a kernel's author and the tests
