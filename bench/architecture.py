@@ -42,6 +42,7 @@ ENTRY_POINTS = (
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
+    ".integrations.torch_attention_packed",
     ".integrations.torch_decode",
     ".integrations.torch_experts",
     ".integrations.torch_gemm",

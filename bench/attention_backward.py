@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import attention_backward_packed as packed
 from bench import attention_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
@@ -31,7 +32,7 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
@@ -47,78 +48,117 @@ CASES = (
     *(f"{d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
     *(f"{d} {m} {n}" for d in (96, 256) for m in MASKS for n in (1024, 4096, 16384)),
     *(f"128 {m} {n} grouped" for m in MASKS for n in (1024, 4096, 16384)),
+    *(f"{d} causal {lengths} packed" for d in (128, 64) for lengths in cases.PACKED),
 )
 GROUP = 4  # query heads of a key head in the grouped cases
-OWN = {"default": False, "deterministic": True}  # name -> whether sums have one order
+DEFAULT, SAME = "default", "deterministic"
+# How the loop may be written; with a causal mask, in pairs of tasks or by the next free SM.
+STYLES = {"late": Style(True, False), "plain": Style(False, False), "ahead": Style(False, True)}
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A head size, a mask, a length, and whether query heads share key heads."""
+    """A head size, a mask, a length or the name of the lengths of packed sequences, and whether
+    query heads share key heads."""
 
     name: str
 
     @property
     def config(self) -> BackwardConfig:
         """The kernels' configuration."""
-        depth, mask, _, *grouped = self.name.split()
-        group = GROUP if grouped else 1
-        return BackwardConfig(head_dim=int(depth), causal=mask == "causal", group=group)
+        depth, mask, _, *kind = self.name.split()
+        return BackwardConfig(
+            head_dim=int(depth),
+            causal=mask == "causal",
+            group=GROUP if "grouped" in kind else 1,
+            packed="packed" in kind,
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of its sequences."""
+        word = self.name.split()[2]
+        return cases.PACKED[word] if self.config.packed else [int(word)] * self.shape[0]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Batch, heads, rows and head size."""
+        """Batch, heads, rows and head size; packed sequences are one."""
         depth, _, rows, *_ = self.name.split()
-        return max(1, TOKENS // int(rows)), WIDTH // int(depth), int(rows), int(depth)
+        heads = WIDTH // int(depth)
+        if self.config.packed:
+            return 1, heads, sum(cases.PACKED[rows]), int(depth)
+        return max(1, TOKENS // int(rows)), heads, int(rows), int(depth)
 
     @property
     def work(self) -> float:
         """Operations of a call."""
-        batch, heads, rows, depth = self.shape
-        return 10.0 * batch * heads * rows * rows * depth * (0.5 if self.config.causal else 1.0)
+        _, heads, _, depth = self.shape
+        pairs = sum(n * n for n in self.lengths) * (0.5 if self.config.causal else 1.0)
+        return 10.0 * heads * depth * pairs
 
 
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired} {config.split}"
-    name = f"d{config.head_dim} {mask} {config.group} {kind} {part}"
+    kind = f"{config.deterministic} {config.paired} {config.split} {config.packed}"
+    style = "".join(str(int(x)) for x in config.written)
+    name = f"d{config.head_dim} {mask} {config.group} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
 
 
 def configs(case: Case) -> dict[str, BackwardConfig]:
-    """Our candidates."""
-    own = case.config
-    return {
-        name: fitted(replace(own, deterministic=same), case.shape[2], case.shape[2])
-        for name, same in OWN.items()
-        if not (same and own.long)  # whose default is
-    }
+    """Our candidates: the kernel whose sums have one order, and every style of the other."""
+    own, rows = case.config, case.shape[2]
+    found = {} if own.long else {SAME: fitted(replace(own, deterministic=True), rows, rows)}
+    if own.long or own.packed or own.depth == 96:
+        return {DEFAULT: fitted(own, rows, rows), **found}
+    for name, style in STYLES.items():
+        one = fitted(replace(own, style=style), rows, rows)
+        found |= (
+            {f"{name} pairs": replace(one, paired=True), f"{name} next": replace(one, paired=False)}
+            if own.causal
+            else {name: one}
+        )
+    return found
+
+
+def default(case: Case) -> str:
+    """The candidate that a user gets."""
+    found = configs(case)
+    one = fitted(case.config, case.shape[2], case.shape[2])
+    own = replace(one, style=one.written)
+    return next(n for n, c in found.items() if n != SAME and replace(c, style=c.written) == own)
 
 
 def build_all() -> None:
     """Compile what the cases need."""
-    for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
-        for part in parts(config):
-            program, policy, allow = kernel(config, part)
-            into = folder(config, part)
-            compiled(program, policy, allow=allow).write(into)
-            print(into.name, flush=True)
+    needed = {
+        folder(config, part): (config, part)
+        for case in map(Case, CASES)
+        for config in configs(case).values()
+        for part in parts(config)
+    }
+    for into, (config, part) in needed.items():
+        program, policy, allow = kernel(config, part)
+        compiled(program, policy, allow=allow).write(into)
+        print(into.name, flush=True)
 
 
 def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
     """All kernels of one backward pass on one set of operands."""
     built = {part: Built.read(folder(config, part)) for part in parts(config)}
     loaded = {part: one.kernel() for part, one in built.items()}
+    if config.packed:
+        return packed.own_call(torch, config, data, loaded)
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
     if config.sums:
-        room = config.sums_shape(data["q"].shape)
+        room = config.sums_shape(data["lse"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
     if config.deterministic and config.sums:
-        turns = config.turns_shape(data["q"].shape)
+        turns = config.turns_shape(data["lse"].shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {
@@ -141,6 +181,8 @@ def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -
     """cuDNN through torch, and FlashAttention-4, on the same output and lse. Torch gives cuDNN as
     many key heads as query heads, so that grouped cases are without it."""
     q, k, v, do = (data[name] for name in ORDER)
+    if config.packed:
+        return {FA4: packed.flash_attention(config, data)}
     if config.group > 1:
         return {FA4: _flash_attention(config, data)}
     forward = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -179,6 +221,8 @@ def operands(torch: Any, case: Case, dry: bool) -> dict[str, Any]:
     own = (batch, heads // group, rows, depth)
     shapes = {"q": shape, "k": own, "v": own, "do": shape}
     data = {x: torch.randn(of, device=device).bfloat16() for x, of in shapes.items()}
+    if case.config.packed and not dry:
+        return packed.operands(torch, data, case.lengths)
     if dry:
         lse = torch.zeros(shape[:3])
         return {**data, "o": torch.zeros_like(data["q"]), "lse": lse}
@@ -236,7 +280,8 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     gc.collect()
     case = Case(name)
     data = operands(torch, case, options.dry)
-    want = expected(torch, case.config, data)
+    part = packed.first_sequence(data) if case.config.packed and not options.dry else data
+    want = expected(torch, case.config, part)
     built = {n: Built.read(folder(c, parts(c)[1])) for n, c in configs(case).items()}
     refused: dict[str, str] = {}
     runs: dict[str, int] = {}
@@ -264,8 +309,9 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": case.name,
         "dtype": case.config.dtype.name,
+        "candidate": default(case),
         "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
-        "compiler": built["default"].resources.compiler,
+        "compiler": built[default(case)].resources.compiler,
         "work": case.work,
         "baselines": ran,
         "refused": refused | timer.refused,
@@ -279,19 +325,26 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
     """A row with relative errors of dq, dk and dv beside the libraries', and how many runs gave
-    the same bits where that was counted."""
-    name = row.kernel.split()[-1]
+    the same bits where that was counted; its kernel is called what it is to a user."""
+    name = row.kernel.removeprefix(f"{CLAIM} ")
     named = {"ours": name, **{b: b for b in case["baselines"]}}
     found = {key: [round(x, 6) for x in case["errors"][n]] for key, n in named.items()}
     runs = {"equal runs": case["equal runs"][name]} if name in case["equal runs"] else {}
-    return replace(row, checks={**row.checks, "errors of dq, dk, dv": found, **runs})
+    return replace(
+        row,
+        kernel=f"{CLAIM} {SAME if name == SAME else DEFAULT}",
+        checks={**row.checks, "errors of dq, dk, dv": found, **runs},
+        notes=row.notes if name in (SAME, DEFAULT) else f"{row.notes}; {name}",
+    )
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there."""
+    """The rows of sittings, in place of all that were there: of the candidates that are no default
+    there is none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
-    seen = {case["name"]: case for case in st.read_sitting(paths[0])[1]}
-    rows = [with_errors(row, seen[row.shape]) for row in rows]
+    seen = {case["name"]: case for path in paths for case in st.read_sitting(path)[1]}
+    users = {name: (f"{CLAIM} {default(Case(name))}", f"{CLAIM} {SAME}") for name in seen}
+    rows = [with_errors(row, seen[row.shape]) for row in rows if row.kernel in users[row.shape]]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     write_rows(results / "attention_backward.json", st.with_note(rows, note))
     print(f"{len(rows)} rows from {len(paths)} sittings")
@@ -302,7 +355,9 @@ def merge(paths: list[Path], results: Path) -> None:
 def main() -> int:
     """Command line."""
     args = st.arguments(__doc__ or "", CASES, ("build", "sit", "merge"))
-    names = [name for name in CASES if any(o in name for o in args.only.split(","))]
+    asked = args.only.split(",")
+    exact = set(asked) <= set(CASES)  # a name may be part of another
+    names = [n for n in CASES if (n in asked if exact else any(one in n for one in asked))]
     if args.mode == "build":
         build_all()
         return 0

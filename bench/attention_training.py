@@ -55,7 +55,7 @@ def run(given: list[str], rounds: int) -> dict[str, Any]:
             runs[name].append(made.train(attention, options.steps, options))
     shape = f"{options.steps} steps of {options.batch} x {options.rows}, width {options.width}, "
     shape += f"{options.heads} heads, {options.depth} layers"
-    return {"shape": shape, "runs": runs, **kb.environment()}
+    return {"shape": shape, "runs": runs, "command": kb.command_line(), **kb.environment()}
 
 
 def ends(runs: Sequence[Any]) -> list[float]:
@@ -85,7 +85,7 @@ def row(found: dict[str, Any]) -> Evidence:
         driver=found["driver"],
         compiler=f"torch {found['torch']}",
         date=found["date"],
-        command="python -m bench.attention_training run",
+        command=found["command"],
         unit="tokens/s",
         better="higher",
         ours=statistics.median(rates[OURS]),

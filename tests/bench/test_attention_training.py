@@ -18,7 +18,7 @@ def found(ours):
         claim.TORCH: [run([2.0, 1.001], 100.0), run([2.0, 1.0], 100.0)],
         claim.AGAIN: [run([2.0, 1.0], 100.0), run([2.0, 1.001], 101.0)],
     }
-    where = dict.fromkeys(("shape", "device", "driver", "torch", "date"), "here")
+    where = dict.fromkeys(("shape", "device", "driver", "torch", "date", "command"), "here")
     return {"runs": runs, **where}
 
 

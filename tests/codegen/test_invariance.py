@@ -19,7 +19,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import backward
+from warploom.kernels.attention import backward, backward_config
 from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention, default_policy
 from warploom.kernels.gemm import program as gemm
@@ -60,7 +60,9 @@ def gemm_kernel(config):
 
 
 def main_kernel(deterministic):
-    config = backward.BackwardConfig(deterministic=deterministic, causal=True, split=deterministic)
+    config = backward_config.BackwardConfig(
+        deterministic=deterministic, causal=True, split=deterministic
+    )
     program, schedule = (
         backward.backward(config),
         schedule_for(backward.backward(config), backward.backward_policy(config)),

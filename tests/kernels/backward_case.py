@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.kernels.attention.backward import LOG2E, BackwardConfig
+from warploom.kernels.attention.backward import LOG2E
+from warploom.kernels.attention.backward_config import BackwardConfig
 
 Values = dict[str, NDArray[Any]]
 
@@ -33,11 +34,11 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     grad = do @ v.swapaxes(-1, -2)
     delta = (do * (weights @ v)).sum(-1)
     change = weights * (grad - delta[..., None])
-    shape = (k.shape[0], -1, config.group, *k.shape[2:])
+    shape = (k.shape[0], -1, config.group, k.shape[2])
     return {
         "dq": scale * change @ k,
-        "dk": scale * (change.swapaxes(-1, -2) @ q).reshape(shape).sum(2),
-        "dv": (weights.swapaxes(-1, -2) @ do).reshape(shape).sum(2),
+        "dk": scale * (change.swapaxes(-1, -2) @ q).reshape(*shape, q.shape[3]).sum(2),
+        "dv": (weights.swapaxes(-1, -2) @ do).reshape(*shape, v.shape[3]).sum(2),
         "o": weights @ v,
         "lse": lse,
         "base": np.where(np.isinf(lse), np.inf, lse * LOG2E),
@@ -69,14 +70,15 @@ def backward_case(
 ) -> tuple[Values, Values]:
     """(arrays of the kernel, the gradients)."""
     random = np.random.default_rng(seed)
-    d = config.head_dim
-    shapes = dict.fromkeys(("q", "do"), (batch, heads, rows, d))
-    shapes |= dict.fromkeys(("k", "v"), (batch, heads // config.group, keys, d))
+    d, e = config.head_dim, config.value_dim or config.head_dim
+    shapes = {"q": (batch, heads, rows, d), "do": (batch, heads, rows, e)}
+    shapes |= {"k": (batch, heads // config.group, keys, d)}
+    shapes |= {"v": (*shapes["k"][:3], e)}
     values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
     if not config.long:
-        values["turns"] = np.zeros(config.turns_shape(shapes["q"]), np.int32)
-        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"]), np.float32)
-    values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
+        values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
+        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
+    values |= {f"d{name}": np.full(shapes[name], np.nan, np.float32) for name in "kv"}
     return values, want

@@ -17,6 +17,7 @@ from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference, task_table
+from warploom.kernels.attention.variants import choose_attention
 from warploom.tile import E4M3, interpret
 from warploom.tile.interpret import bind
 
@@ -48,6 +49,25 @@ def test_attention_is_close_to_float64(rows, keys, causal, window, group, bq, bk
     finite = np.isfinite(lse)
     assert np.array_equal(np.isfinite(got["lse"]), finite)
     np.testing.assert_allclose(got["lse"][finite], lse[finite], atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_may_have_heads_of_another_size(causal):
+    base = AttentionConfig(head_dim=192, value_dim=128, causal=causal, lse=True)
+    choice = choose_attention(4096, base)
+    config = choice.config(base)
+    rng = np.random.default_rng(0)
+    shapes = {"q": (140, 192), "k": (170, 192), "v": (170, 128), "o": (140, 128)}
+    arrays = {name: rng.normal(size=(1, 1, *shape)) for name, shape in shapes.items()}
+    arrays["lse"] = np.full((1, 1, 140), np.nan)
+    program = attention(config)
+    got = interpret(program, arrays)
+    want, _ = reference(config, bind(program, arrays))
+    assert np.linalg.norm(got["o"] - want) <= 8e-3 * np.linalg.norm(want)
+    seen = simulate(lower(program, choice.schedule(config)), arrays, seed=1)
+    assert (np.asarray(seen["o"]) == np.asarray(got["o"])).all()
+    with pytest.raises(InputError, match="head_dim=128 value_dim=64: expected a head_dim of 136"):
+        AttentionConfig(value_dim=64)
 
 
 def test_rows_that_see_no_key_give_zero():

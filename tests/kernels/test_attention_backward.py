@@ -21,18 +21,18 @@ from warploom.codegen.passes.lower import lower, verified
 from warploom.codegen.simt.choose import simt
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.backward import (
-    BackwardConfig,
     backward,
     backward_policy,
     finish,
     prepare,
 )
+from warploom.kernels.attention.backward_config import BackwardConfig, Style
 from warploom.kernels.attention.gradients import kernel
 
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(), 132, 200, 1),
-    "causal": (BackwardConfig(causal=True, group=2), 200, 140, 2),
+    "causal": (BackwardConfig(causal=True, group=2, style=Style()), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
@@ -239,6 +239,7 @@ def test_sums_added_in_turn_have_the_same_bits():
 def test_older_gpus_have_no_warps_that_copy():
     program, schedule, *_ = main_case("fp16")
     options = {"store": "direct", "store_warps": False, "staged_slots": 1, "rotate_loops": False}
+    options["fence_at_meeting"] = False
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):
         emit_sm80(lowered(program, Policy("multistage", plan, groups=2)))

@@ -10,7 +10,8 @@ from tests.lowering import lowered
 
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
-from warploom.kernels.attention.backward import BackwardConfig, fitted
+from warploom.errors import InputError
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
 
@@ -18,6 +19,7 @@ from warploom.kernels.attention.gradients import kernel, parts
 CASES = {
     "full": (BackwardConfig(head_dim=256), 70, 150, 1),
     "causal": (BackwardConfig(head_dim=256, causal=True, group=2), 140, 100, 2),
+    "values": (BackwardConfig(head_dim=192, value_dim=128, causal=True), 100, 140, 1),
     "window": (BackwardConfig(head_dim=160, causal=True, window=30), 150, 160, 1),
 }
 SPLIT = (BackwardConfig(head_dim=64, deterministic=True, split=True, group=2), 200, 150, 2)
@@ -57,6 +59,13 @@ def test_each_pass_gives_its_gradient(kernels, number):
 def test_long_heads_have_a_kernel_for_each_gradient():
     assert parts(BackwardConfig(head_dim=128)) == ("prepare", "main", "finish")
     assert parts(BackwardConfig(head_dim=136)) == ("prepare", *GRADIENT)
+
+
+def test_values_of_another_size_are_refused_where_a_kernel_makes_all_gradients():
+    with pytest.raises(
+        InputError, match="heads of 128 with values of 64: expected heads above 128"
+    ):
+        BackwardConfig(head_dim=128, value_dim=64)
 
 
 def test_short_sequences_without_a_causal_mask_have_no_turns():

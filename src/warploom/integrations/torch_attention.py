@@ -13,15 +13,18 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
+    addresses,
     built_kernel,
     check_devices,
+    copyable,
     current_stream,
-    kind_of,
+    empty_like,
+    form_of,
     operator,
     planned,
     torch_module,
 )
-from warploom.kernels.attention.backward import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
@@ -35,9 +38,15 @@ SCHEMA = (
 )
 
 
+def value_dim(q: Any, v: Any) -> int | None:
+    """The head size of v, where it is another than that of q."""
+    return None if v.shape[-1] == q.shape[-1] else v.shape[-1]
+
+
 def config_of(
     q: Any,
     k: Any,
+    v: Any,
     causal: bool,
     window: int | None,
     scale: float | None,
@@ -52,6 +61,7 @@ def config_of(
         group=q.shape[1] // k.shape[1],
         scale=scale,
         deterministic=deterministic,
+        value_dim=value_dim(q, v),
     )
     return fitted(config, q.shape[2], k.shape[2])
 
@@ -59,11 +69,14 @@ def config_of(
 def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
     given = {"grad": grad, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     check_devices("attention_backward", given)
-    rows, kinds = tuple(q.shape), {t.dtype for t in (grad, q, k, v, out)}
-    shapes = [tuple(t.shape) for t in (grad, out)] + [(*lse.shape, rows[-1])]
-    if rows != shapes[0] or shapes.count(rows) != len(shapes) or len(kinds) != 1:
+    rows, kinds = (*q.shape[:3], v.shape[3]), {t.dtype for t in (grad, q, k, v, out)}
+    shapes = [tuple(t.shape) for t in (grad, out)] + [(*lse.shape, v.shape[3])]
+    if shapes.count(rows) != len(shapes) or len(kinds) != 1:
         listed = ", ".join(f"{name} {t.dtype} {list(t.shape)}" for name, t in given.items())
-        raise InputError(f"attention_backward of {listed}: expected one type, grad and out like q")
+        raise InputError(
+            f"attention_backward of {listed}: expected one type, grad and out like q with the head "
+            "size of v"
+        )
 
 
 def _build(config: BackwardConfig, part: str) -> Built:
@@ -75,54 +88,60 @@ def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any
     """(the configuration of a call, fresh gradients of q, k and v)."""
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
-    empty = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape))
-    return config_of(q, k, *options), empty
+    return config_of(q, k, v, *options), (empty_like(q), empty_like(k), empty_like(v))
 
 
 def _plan(
     tensors: tuple[Any, ...], options: tuple[Any, ...]
-) -> tuple[BackwardConfig, list[tuple[str, Any, list[str]]]]:
-    """The configuration of a call; its parts, their kernels and the names of their arrays."""
-    q, k = tensors[1:3]
+) -> tuple[BackwardConfig, dict[str, Any]]:
+    """The configuration of a call, and the kernels of its parts."""
+    q, k, v = tensors[1:4]
     _check(*tensors)
-    config = config_of(q, k, *options)
-    made = {
+    config = config_of(q, k, v, *options)
+    return config, {
         part: built_kernel((config, part), q, partial(_build, config, part))
         for part in parts(config)
     }
-    return config, [
-        (part, one, [spec.name for spec in one.interface.arrays]) for part, one in made.items()
-    ]
 
 
 def _run(*args: Any) -> tuple[Any, Any, Any]:
     tensors, grad_lse, options = args[:6], args[6], args[7:]
     grad, q, k, v, out, lse = tensors
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
         _checked(args)
         return dq.zero_(), dk.zero_(), dv.zero_()
-    key = ("attention_backward", *kind_of(*tensors), *options)
-    config, kernels = planned(key, lambda: _plan(tensors, options))
-    # A gradient may be an expanded view, whose pitches are 0.
-    arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad.contiguous(), "lse": lse.contiguous()}
-    arrays |= {"dq": dq, "dk": dk, "dv": dv}
-    room = (2, *config.vectors_shape(lse.shape))
-    vectors = torch.empty(room, dtype=torch.float32, device=q.device)
-    arrays["base"], arrays["delta"] = vectors.narrow(-1, 0, lse.shape[-1]).unbind(0)
-    if config.sums:
-        room = config.sums_shape(q.shape)
-        arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
-    if config.deterministic and config.sums:
-        turns = config.turns_shape(q.shape)
-        arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
-    stream = current_stream(q)
-    for part, launched, names in kernels:
-        launched({name: arrays[name] for name in names}, stream=stream)
+    arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
+    key = ("attention_backward", *form_of(*arrays.values()), *options)
+    config, kernels, launches = planned(key, lambda: (*_plan(tensors, options), {}))
+    kept = _between(config, arrays["lse"])
+    arrays |= {"dq": dq, "dk": dk, "dv": dv, **kept}
+    if not launches:
+        launches |= {
+            part: one.bound({spec.name: arrays[spec.name] for spec in one.interface.arrays})
+            for part, one in kernels.items()
+        }
+    where, stream = addresses(arrays), current_stream(q)
+    for part, launch in launches.items():
+        launch(where, stream)
         if part == "prepare" and grad_lse is not None:
             # Scores change lse by the weights, and out by the weights times grad v less delta.
-            arrays["delta"] -= grad_lse
+            kept["delta"] -= grad_lse
     return dq, dk, dv
+
+
+def _between(config: BackwardConfig, lse: Any) -> dict[str, Any]:
+    """What the kernels leave one another."""
+    make = partial(torch.empty, dtype=torch.float32, device=lse.device)
+    vectors = make((2, *config.vectors_shape(lse.shape)))
+    base, delta = vectors[..., : lse.shape[-1]]
+    found = {"base": base, "delta": delta}
+    if config.sums:
+        found["dq_sum"] = make(config.sums_shape(lse.shape))
+    if config.deterministic and config.sums:
+        turns = config.turns_shape(lse.shape)
+        found["turns"] = torch.zeros(turns, dtype=torch.int32, device=lse.device)
+    return found
 
 
 def _fake(*args: Any) -> tuple[Any, Any, Any]:

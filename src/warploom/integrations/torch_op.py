@@ -13,13 +13,15 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_attention import attention_backward
+from warploom.integrations.torch_attention import attention_backward, value_dim
 from warploom.integrations.torch_program import (
+    addresses,
     allowed_type,
     built_kernel,
     check_devices,
     current_stream,
-    kind_of,
+    empty_like,
+    form_of,
     launch,
     operator,
     planned,
@@ -173,10 +175,10 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
     """Query heads a key head; raises `InputError` for what the kernel does not take."""
     check_devices("attention", {"q": q, "k": k, "v": v})
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if q.dim() != 4 or k.dim() != 4 or tuple(k.shape) != tuple(v.shape):
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
         raise InputError(
-            f"attention of {shapes}: expected [batch, heads, rows, d] and twice "
-            "[batch, kv_heads, keys, d]"
+            f"attention of {shapes}: expected [batch, heads, rows, d], [batch, kv_heads, keys, d] "
+            "and [batch, kv_heads, keys, e]"
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise InputError(f"attention of {shapes}: batch and head sizes must agree")
@@ -197,8 +199,8 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
 def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
-    def results(q: Any) -> Any:
-        out = q.new_empty(q.shape)
+    def results(q: Any, v: Any) -> Any:
+        out = empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
     def kernel_of(q: Any, k: Any, v: Any, *options: Any) -> Any:
@@ -212,6 +214,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             lse=lse,
             scale=scale,
             exact=exact,
+            value_dim=value_dim(q, v),
         )
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
         choice = choose_attention(q.shape[2], base, k.shape[2], heads)
@@ -219,20 +222,24 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return built_kernel(key, q, make)
 
     def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        made = results(q)
+        made = results(q, v)
         if q.numel() == 0:
             _attention_check(q, k, v, *options[1:3])
             return made
-        key = ("attention", lse, *kind_of(q, k, v), *options)
-        kernel = planned(key, lambda: kernel_of(q, k, v, *options))
-        arrays = dict(zip(("o", "lse"), made if lse else (made,), strict=False))
-        kernel({"q": q, "k": k, "v": v, **arrays}, stream=current_stream(q))
+        arrays = {"q": q, "k": k, "v": v}
+        arrays |= dict(zip(("o", "lse"), made if lse else (made,), strict=False))
+        if k.numel() == 0:
+            kernel_of(q, k, v, *options)(arrays, stream=current_stream(q))
+            return made
+        key = ("attention", lse, *form_of(q, k, v), *options)
+        bound = planned(key, lambda: kernel_of(q, k, v, *options).bound(arrays))
+        bound(addresses(arrays), current_stream(q))
         return made
 
     def fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
         _, window, scale, *_ = options
         _attention_check(q, k, v, window, scale)
-        return results(q)
+        return results(q, v)
 
     return run, fake
 
@@ -281,8 +288,9 @@ def attention(
     exact: bool = False,
     batch_invariant: bool = False,
 ) -> Any:
-    """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]` and twice `[batch, kv_heads,
-    keys, d]`; where a gradient is wanted, by the operator that keeps lse for it.
+    """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]`, `k: [batch, kv_heads, keys,
+    d]` and `v: [batch, kv_heads, keys, e]`, with e other than d where d is above 128; where a
+    gradient is wanted, by the operator that keeps lse for it.
 
     Raises `InputError` for what no kernel takes. Gradients are the same in every run under
     `torch.use_deterministic_algorithms(True)`. `batch_invariant`: the kernel is chosen for one

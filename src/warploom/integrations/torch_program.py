@@ -27,7 +27,7 @@ from warploom.kernels.select import select, written
 from warploom.kernels.tuned.table import remember
 from warploom.kernels.tuned.variant import Variant
 from warploom.runtime.interface import Interface
-from warploom.runtime.kernel import Kernel
+from warploom.runtime.kernel import ALIGNED, Kernel, Launch
 from warploom.runtime.tensors import element_type
 from warploom.tile import Array, DType, Program, dtype
 
@@ -60,7 +60,7 @@ def current_stream(tensor: Any) -> int:
     """The handle of torch's current stream on a tensor's device; 0 of a tensor on "meta"."""
     if tensor.device.type == "meta":
         return 0
-    return int(torch_module().cuda.current_stream(tensor.device).cuda_stream)
+    return int(torch_module()._C._cuda_getCurrentRawStream(tensor.device.index))
 
 
 def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
@@ -145,6 +145,20 @@ def kind_of(*tensors: Any) -> tuple[Any, ...]:
     return tuple(x for one in tensors for x in (one.dtype, one.shape, one.device))
 
 
+def form_of(*tensors: Any) -> tuple[Any, ...]:
+    """What a launch depends on that is bound to tensors, beside where they are."""
+    return tuple(
+        x
+        for one in tensors
+        for x in (one.dtype, one.shape, one.stride(), one.device, one.data_ptr() % ALIGNED)
+    )
+
+
+def addresses(arrays: Mapping[str, Any]) -> dict[str, int]:
+    """Where tensors are."""
+    return {name: one.data_ptr() for name, one in arrays.items()}
+
+
 @dataclass(frozen=True)
 class Unlaunched:
     """A kernel that was built and is not run: on tensors that have shapes alone."""
@@ -153,6 +167,10 @@ class Unlaunched:
 
     def __call__(self, *arrays: Any, **more: Any) -> None:
         """Nothing: the shapes of results do not depend on it."""
+
+    def bound(self, *arrays: Any) -> Launch:
+        """What does nothing, too."""
+        return lambda addresses, stream: None
 
     def resident_tasks(self, tasks: int) -> int:
         """All of them."""
@@ -220,6 +238,22 @@ def refuse_backward(name: str, hint: str) -> Callable[..., Any]:
         )
 
     return backward
+
+
+def empty_like(tensor: Any) -> Any:
+    """Room for a result of a tensor's size, its dimensions in the same order in memory where the
+    last is together: heads that lie behind one another in a row stay there."""
+    together = tensor.stride(-1) == 1 and tensor.numel() > 0
+    return torch_module().empty_like(tensor) if together else tensor.new_empty(tensor.shape)
+
+
+def copyable(tensor: Any) -> Any:
+    """The tensor, or a copy where the copy engine does not take it: its last dimension is together,
+    and every other is a multiple of 16 bytes apart. Gradients may be expanded views."""
+    size = tensor.element_size()
+    apart = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1]
+    whole = all(s > 0 and s * size % 16 == 0 for s in apart) and tensor.data_ptr() % 16 == 0
+    return tensor if whole and tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def check_devices(operator: str, tensors: Mapping[str, Any]) -> None:

@@ -303,6 +303,34 @@ class Context:
             return
         self._call("cuLaunchKernelEx", self._config(shape, stream), function, params.address, 0)
 
+    def launcher(self, function: Any, shape: Shape, params: Params) -> Callable[[int], None]:
+        """What queues a kernel on a stream, with what the parameters are at the time."""
+        plain = shape.cluster == (1, 1, 1) and not shape.dependent
+        driver, subject = self._driver, self._subject
+        name = "cuLaunchKernel" if plain else "cuLaunchKernelEx"
+        call, configs = getattr(driver, name), dict[int, Any]()
+
+        def queue(stream: int) -> None:
+            if plain:
+                sizes = (*shape.grid, *shape.block, shape.shared_bytes)
+                done = call(function, *sizes, stream, params.address, 0)
+            else:
+                if stream not in configs:
+                    configs.clear()
+                    configs[stream] = self._config(shape, stream)
+                done = call(configs[stream], function, params.address, 0)
+            _check(driver, name, done, subject)
+
+        return queue
+
+    def map_at(self, address: int) -> Any:
+        """The tensor map of 128 bytes at an address of the host."""
+        return self._driver.CUtensorMap(_ptr=address)
+
+    def move_map(self, one: Any, address: int) -> None:
+        """Have a tensor map begin at another address of the device."""
+        self._call("cuTensorMapReplaceAddress", one, address)
+
     def _config(self, shape: Shape, stream: Any) -> Any:
         driver = self._driver
         config = driver.CUlaunchConfig()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from warploom.errors import DeviceError, InputError
+from warploom.runtime.bound import Bound, Form
 from warploom.runtime.device import Shape
 from warploom.runtime.driver import Context
 from warploom.runtime.interface import COUNTER, PITCH, SCRATCH_BYTES, Interface, pitches_of
@@ -29,6 +30,7 @@ ALIGNED = 128  # bytes: what is demanded of an address divides them
 LONGEST = 2**31 - 2**16
 MOST_PITCH = 1 << 40
 
+Launch = Callable[[Mapping[str, int], int], None]  # of addresses by name and a stream
 # Maps a kernel's name and compiled cubin to the image to load.
 Lookup = Callable[[str, bytes], bytes]
 _lookups: list[Lookup] = []
@@ -148,11 +150,45 @@ class Kernel:
             return
         for one in {v.stream for v in views.values()} - {None, stream}:
             self._context.wait_for(one, stream)
+        counter = self._counted()
         if call.counter >= 0:
-            place = self._counters + 4 * (self._launches % COUNTERS)
-            call.params.put(call.counter, place.to_bytes(8, "little"))
-        self._launches += 1
+            call.params.put(call.counter, counter.to_bytes(8, "little"))
         self._context.launch_on(stream, self._function, call.shape, call.params)
+
+    def bound(
+        self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None
+    ) -> Launch:
+        """What launches the kernel on tensors of the types, sizes, strides and device of these,
+        given their addresses by name and a stream; raises what a call on these raises.
+
+        No array is empty.
+        """
+        views = {spec.name: self._view(spec, arrays, 0) for spec in self.interface.arrays}
+        empty = [name for name, of in views.items() if 0 in of.shape]
+        if empty:
+            raise InputError(f"array {empty[0]} is empty: a bound kernel needs an address of each")
+        given = self.interface.scalars(scalars or {})
+        form, call = self._form(views, given), self._call(views, given)
+        if form.shape is None:
+            return lambda addresses, stream: None
+        places = {name: of.address for name, of in views.items()}
+        known = Form.of(places, form.addressed, ALIGNED, form.counter)
+        one = Bound(self._context, self._function, form.shape, call.params, known)
+
+        def launch(addresses: Mapping[str, int], stream: int) -> None:
+            if self._context.current:
+                one(addresses, stream, self._counted())
+                return
+            with self._context.entered():
+                one(addresses, stream, self._counted())
+
+        return launch
+
+    def _counted(self) -> int:
+        """Where the next launch counts, if it does."""
+        place = self._counters + 4 * (self._launches % COUNTERS)
+        self._launches += 1
+        return place
 
     def resident_tasks(self, tasks: int) -> int:
         """Of so many tasks, those that the GPU does at a time."""

@@ -280,6 +280,10 @@ class Params:
         for place, slot in enumerate(self.slots):
             self.put(place, slot)
 
+    def at(self, place: int) -> int:
+        """Where parameter number `place` stands."""
+        return int(self._pointers[place] or 0)
+
     def put(self, place: int, slot: bytes) -> None:
         """Write other bytes where parameter number `place` stands."""
         ctypes.memmove(self._pointers[place], slot, len(slot))

@@ -98,6 +98,12 @@ int cuTensorMapEncodeTiled(unsigned char *map, int type, unsigned rank, void *at
   return 0;
 }
 
+int cuTensorMapReplaceAddress(unsigned char *map, void *at) {
+  uint64_t address = own((uintptr_t)at);
+  memcpy(map + 8, &address, 8);
+  return 0;
+}
+
 int cuLaunchKernelEx(const Config *c, void *f, void **params, void **extra) {
   SAY("launch grid %u %u %u block %u %u %u shared %u stream %p", c->grid[0], c->grid[1], c->grid[2],
       c->block[0], c->block[1], c->block[2], c->shared, c->stream);

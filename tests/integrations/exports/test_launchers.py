@@ -70,7 +70,7 @@ def launches(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["bound", *LAUNCHERS])
 def test_each_launch_is_warplooms_own(
     seen: dict[str, Any], launcher: str, case: cases.Case
 ) -> None:

@@ -97,9 +97,16 @@ def takes_turns(block: BlockProgram, name: str) -> bool:
     return block.launch.staged_slots > 1 and name in block.placement.common
 
 
-def stage_lines(values: Values, op: Op, names: Names, fence: bool, slot: int = 0) -> list[str]:
-    """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it. `slot`:
-    bytes of one, where the tile has two in turn."""
+def fenced_as_met(block: BlockProgram, name: str) -> bool:
+    """Whether groups fence what they wrote of a staged tile as they meet."""
+    return block.launch.fence_at_meeting and takes_turns(block, name)
+
+
+def stage_lines(
+    values: Values, op: Op, names: Names, fence: bool, slot: int = 0, later: bool = False
+) -> list[str]:
+    """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it, `later`
+    by what comes behind. `slot`: bytes of one, where the tile has two in turn."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
     if values.placement.transposed(op.dst.type):
@@ -136,6 +143,6 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool, slot: int = 0
         *sync,
         *([f"{turn} ^= {slot};"] if slot else []),
         *lines,
-        *(["fence_async();"] if fence else []),
+        *(["fence_async();"] if fence and not later else []),
         *sync,
     ]

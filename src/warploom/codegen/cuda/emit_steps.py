@@ -33,7 +33,12 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines, takes_turns
+from warploom.codegen.cuda.emit_staged import (
+    fenced_as_met,
+    from_slots_lines,
+    stage_lines,
+    takes_turns,
+)
 from warploom.codegen.cuda.emit_store import CARRIED, LEADER, carried_lines, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
@@ -430,7 +435,8 @@ class StepCode:
         name, copied = op.dst.name, list[str]()
         if name in self.block.placement.staged:
             slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
-            copied = stage_lines(values, op, names, self.fences, slot)
+            later = fenced_as_met(self.block, name)
+            copied = stage_lines(values, op, names, self.fences, slot, later)
         read = self.block.placement.slots_read(op)
         if any(len(var.type.axes) == 2 for var in read):
             lines = from_slots_lines(self.block, values, op, names)
@@ -456,7 +462,9 @@ class StepCode:
 
     def _together(self, step: Meet | Share, here: Here) -> list[str]:
         if isinstance(step, Meet):
-            return [f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"]
+            meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
+            fenced = self.fences and fenced_as_met(self.block, step.tile)
+            return ["fence_async();", meet] if fenced else [meet]
         tiles = {op.dst.name: op.dst for op in self.program.ops() if op.dst is not None}
         return share_lines(here.values, [tiles[name] for name in step.tiles])
 

@@ -72,6 +72,8 @@ class LaunchPlan:
     staged_slots    slots of an operand that all groups leave a part of in shared memory; with two,
                     taken in turn, the groups meet once before they read it, and not also before
                     they write it
+    fence_at_meeting  with two slots, groups fence what they wrote as they meet, not behind the
+                    writes, where the fence holds up matmuls that come between
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
@@ -103,6 +105,7 @@ class LaunchPlan:
     store_warps: bool = False
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     staged_slots: int = 1
+    fence_at_meeting: bool = False
     dependent: bool = False
     skip_unit: bool = False
     skip_voted: bool = False
@@ -142,8 +145,11 @@ class LaunchPlan:
                 f"persistent={self.persistent} and rotate_loops={self.rotate_loops}, expected "
                 "blocks that do several tasks, each by itself, and loops entered at their begin"
             )
-        if self.staged_slots not in (1, 2):
-            raise InputError(f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2")
+        if self.staged_slots not in ((2,) if self.fence_at_meeting else (1, 2)):
+            raise InputError(
+                f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2, and 2 with "
+                "fence_at_meeting"
+            )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(
                 f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"

@@ -4,39 +4,29 @@ With P = exp(scale q k^T - lse), dP = dO v^T, D = rowsum(dO o) and dS = P (dP - 
 dv = P^T dO, dk = scale dS^T q, dq = scale dS k (FlashAttention-2, arXiv 2307.08691, algorithm 2).
 
 Three programs after one another: `prepare` makes of o, dO and lse what `backward` needs of a row,
-`base`, which is lse in powers of 2 (inf for a row that sees no key), and `delta`, which is D, and
-zeroes `dq_sum`; `backward` gives dk and dv, and adds to `dq_sum` dq of every tile of keys, without
-the scale; `finish` makes dq of it. The compute groups share out the rows of dq, or those of its
-transpose where the head size is long enough for them. The order of these sums varies from run to
-run; `deterministic`, tiles of keys add in turn, which `turns` counts, and every run has the same
-bits.
-
-Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
-`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed, block of
-rows after block of rows, `[batch, heads, blocks, d, block]`, and `turns: [batch, heads, blocks]`.
+`base`, which is lse in powers of 2 (inf for a row that sees no key, or is none), and `delta`, which
+is D, and zeroes `dq_sum`; `backward` gives dk and dv, and adds to `dq_sum` dq of every tile of
+keys, without the scale; `finish` makes dq of it. The compute groups share out the rows of dq, or
+those of its transpose where the head size is long enough for them. The order of these sums varies
+from run to run; `deterministic`, tiles of keys add in turn, which `turns` counts, and every run has
+the same bits. `backward_config` has the arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.errors import InputError
+from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.tile import (
-    BF16,
     FP32,
-    INT32,
     Array,
-    DType,
     Index,
     Program,
     Span,
     Tile,
-    array,
     cdiv,
     coordinate,
     exp2,
@@ -45,6 +35,7 @@ from warploom.tile import (
     loop,
     maximum_index,
     minimum_index,
+    read,
     size,
     span,
     store,
@@ -55,171 +46,70 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
-ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
-PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
-ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
-# (rows, keys) of a block of scores, by padded head size
-TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
-
-
-class Style(NamedTuple):
-    """How the loop over queries is written, which decides what ptxas makes of its registers.
-
-    late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
-    ahead   an iteration's first matmul starts before the end of the one before
-    branch  blocks that need no mask are told apart, rather than masked like the others
-    """
-
-    late: bool = False
-    ahead: bool = True
-    branch: bool = True
-
-
-# By padded head size and whether there is a causal mask, as measured; else `Style()`.
-STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(late=True, ahead=False),
-    (64, True): Style(late=True, ahead=False),
-    (96, False): Style(late=True, ahead=False),
-    (96, True): Style(late=True, ahead=False),
-    (128, False): Style(late=True, ahead=False),
-}
-IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
-# Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
-PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
-LONG = (192, 256)  # padded head sizes of `backward_passes`
+At = tuple[Span | Index, ...]  # a place in an array
 
 
 @dataclass(frozen=True)
-class BackwardConfig:
-    """What is static: element type, head size, masks, query heads of a key head, scale (None: 1 /
-    sqrt(head_dim)), and whether every sum has one order.
+class Sequence:
+    """Where one sequence is: how many rows and keys it has, the dimensions before its heads, and
+    packed, its first row, key and block of rows among all."""
 
-    A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
-    multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
-    go out in pairs of a long and a short one, which L2 must have room for. `split`: dq has a kernel
-    of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
-    """
+    rows: Index
+    keys: Index
+    lead: tuple[Index, ...] = ()
+    firsts: tuple[Index, Index, Index] | None = None
 
-    dtype: DType = BF16
-    head_dim: int = 128
-    causal: bool = False
-    window: int | None = None
-    group: int = 1
-    scale: float | None = None
-    deterministic: bool = False
-    whole_keys: bool = False
-    paired: bool = False
-    split: bool = False
+    @classmethod
+    def packed(cls, config: BackwardConfig, number: Index, rest: dict[str, Array]) -> Sequence:
+        """Sequence `number` of the bounds; without those of keys, it has as many as rows."""
+        rows = rest["row_bounds"]
+        (row, last_row), (key, last_key) = (
+            (read(bounds, number), read(bounds, number + 1))
+            for bounds in (rows, rest.get("key_bounds", rows))
+        )
+        block = row // config.tile[0] + number
+        return cls(last_row - row, last_key - key, (), (row, key, block))
 
-    def __post_init__(self) -> None:
-        """Refuse heads that no tile is for."""
-        if not 0 < self.head_dim <= max(LONG) or self.head_dim % ALIGNED:
-            raise InputError(
-                f"attention backward of heads of {self.head_dim}: expected a multiple of {ALIGNED} "
-                f"up to {max(LONG)}"
-            )
-        if self.window is not None and self.window < 1:
-            raise InputError(f"attention backward window={self.window}: expected >= 1")
+    def row_block(self, head: Index, start: Index, count: int, d: Span, put: bool = False) -> At:
+        """Rows from `start` on of arrays like q; to `put` them, those of this sequence alone."""
+        if self.firsts is None:
+            return (*self.lead, head, span(start, count, "rows"), d)
+        first = self.firsts[0]
+        return (span(first + start, count, "rows", first + self.rows if put else None), head, d)
 
-    @property
-    def depth(self) -> int:
-        """The head size that tiles have: what lies beyond the head is read as zero."""
-        return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+    def key_block(self, head: Index, start: Index, count: int, d: Span, put: bool = False) -> At:
+        """The same of keys."""
+        if self.firsts is None:
+            return (*self.lead, head, span(start, count, "keys"), d)
+        first = self.firsts[1]
+        return (span(first + start, count, "keys", first + self.keys if put else None), head, d)
 
-    @property
-    def long(self) -> bool:
-        """Whether each gradient has a kernel of its own."""
-        return self.depth in LONG
+    def row_numbers(self, head: Index, start: Index, count: int) -> At:
+        """Rows of lse."""
+        first = start if self.firsts is None else self.firsts[0] + start
+        return (*self.lead, head, span(first, count, "rows"))
 
-    @property
-    def tile(self) -> tuple[int, int]:
-        """(rows, keys) of a block of scores."""
-        return TILES[self.depth]
+    def kept_numbers(self, config: BackwardConfig, head: Index, start: Index, count: int) -> At:
+        """Rows of base and delta."""
+        first = start if self.firsts is None else self.firsts[2] * config.tile[0] + start
+        return (*self.lead, head, span(first, count, "rows"))
 
-    @property
-    def factor(self) -> float:
-        """The factor on q k^T."""
-        return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
-
-    @property
-    def transposed(self) -> bool:
-        """Whether dq is summed with its rows last."""
-        return not self.long and self.tile[0] < self.tile[1]
-
-    @property
-    def sums(self) -> bool:
-        """Whether tasks add up dq in memory."""
-        return not (self.long or self.split)
-
-    @property
-    def masked(self) -> bool:
-        """Whether some rows do not see all keys of a block."""
-        return self.causal or self.window is not None or not self.whole_keys
-
-    @property
-    def style(self) -> Style:
-        """How its loop is written."""
-        return STYLES.get((self.depth, self.causal), Style())
-
-    @property
-    def sum_depth(self) -> int:
-        """The head size of a block's dq: transposed, the groups share it out in tiles of 64."""
-        return -(-self.depth // self.tile[1]) * self.tile[1] if self.transposed else self.depth
-
-    def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `turns`, which begin at zero, for queries of that shape."""
-        return (*shape[:2], -(-shape[2] // self.tile[0]))
-
-    @property
-    def task_rows(self) -> int:
-        """Rows of a task of the programs without a matmul: a block of transposed sums is one."""
-        return self.tile[0] if self.transposed else ROWS
-
-    def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `dq_sum` for queries of that shape."""
-        block = self.tile[0]
-        last = (self.sum_depth, block) if self.transposed else (block, self.depth)
-        return (*shape[:2], -(-shape[2] // block), *last)
-
-    def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Room of `base` and `delta` for lse of that shape: a pitch that the copy engine takes."""
-        return (*shape[:-1], -(-shape[-1] // PITCH) * PITCH)
-
-    def arrays(self, names: str) -> dict[str, Array]:
-        """The parameters of those names."""
-        rows, keys, row = "batch heads rows d", "batch kv_heads keys d", "batch heads rows"
-        every: dict[str, Array] = dict.fromkeys("q o do dq".split(), array(self.dtype, rows))
-        every |= dict.fromkeys("k v dk dv".split(), array(self.dtype, keys))
-        every |= dict.fromkeys("lse base delta".split(), array(FP32, row))
-        block = "e block" if self.transposed else "block e"
-        every["turns"] = array(INT32, "batch heads blocks")
-        fragments = not self.transposed  # which `finish` would have to turn out of fragments
-        every["dq_sum"] = array(FP32, f"batch heads blocks {block}", fragments=fragments)
-        every["none"] = array(FP32, f"batch heads blocks {block}")
-        return {name: every[name] for name in names.split()}
-
-
-def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
-    """What kernels of a configuration are for that many rows and keys of a sequence."""
-    low, high = PAIRED.get(config.depth, (1, 0))
-    paired = config.causal and not config.deterministic and low <= rows <= high
-    whole = not config.long and keys % config.tile[1] == 0
-    # Tiles that begin at the same rows wait for one another at first: long sequences hide it.
-    split = config.deterministic and not (config.long or config.causal) and rows < IN_TURN
-    return replace(config, whole_keys=whole, paired=paired, split=split)
+    def block(self, head: Index, i: Index) -> tuple[Index, ...]:
+        """Block i of the rows in dq_sum and turns."""
+        return (*self.lead, head, i if self.firsts is None else self.firsts[2] + i)
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
     sums = "" if chosen.split else " dq_sum turns" if chosen.deterministic else " dq_sum"
-    arrays = chosen.arrays(f"q do k v dk dv base delta{sums}")
+    arrays = chosen.arrays(f"q do k v dk dv base delta{sums}{chosen.tables('keys')}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
 
 
 def prepare(config: BackwardConfig) -> Program:
     """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
-    arrays = config.arrays("o do lse base delta")
+    arrays = config.arrays(f"o do lse base delta{config.tables('rows')}")
     if config.sums:
         arrays |= {"dq_sum": config.arrays("none")["none"]}  # zeros have no order
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
@@ -227,109 +117,138 @@ def prepare(config: BackwardConfig) -> Program:
 
 def finish(config: BackwardConfig) -> Program:
     """The gradients of the queries from their sums."""
-    arrays = config.arrays("dq_sum dq")
+    arrays = config.arrays(f"dq_sum dq{config.tables('rows')}")
     return trace(_finish, arrays, name="attention_backward_finish", config=config)
 
 
-def _task(config: BackwardConfig) -> tuple[Index, Index, Index, Span, Span]:
-    count = config.task_rows
-    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), count))
-    return batch, head, i, span(i * count, count), span(0, config.depth)
+def _task(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Sequence, Index, Index]:
+    """(sequence, head, number) of a task of rows."""
+    if config.packed:
+        head, task = grid(heads=size("heads"), tasks=size("tasks"))
+        number, i = (read(rest["row_tiles"], task, n) for n in (0, 1))
+        return Sequence.packed(config, number, rest), head, i
+    tasks = cdiv(size("rows"), config.task_rows)
+    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=tasks)
+    return Sequence(size("rows"), size("rows"), (batch,)), head, i
 
 
-def _sums_at(config: BackwardConfig, i: Index) -> tuple[Span | Index, ...]:
-    """Where the sums of block i of the rows are, after batch and head."""
+def _sums_at(config: BackwardConfig, place: tuple[Index, ...]) -> At:
+    """Where the sums of a block of the rows are."""
     rows = span(0, config.tile[0], "rows")
     if not config.transposed:
-        return i, rows, span(0, config.depth, "d")
-    return i, span(0, config.sum_depth, "d" if config.sum_depth == config.depth else "e"), rows
+        return *place, rows, span(0, config.depth, "d")
+    return *place, span(0, config.sum_depth, "d" if config.sum_depth == config.depth else "e"), rows
 
 
-def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Array) -> None:
-    batch, head, i, rows, d = _task(config)
-    out, grad = (load(x, batch, head, rows, d).cast(FP32) for x in (o, do))
-    sums = load(lse, batch, head, rows)
+def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Array) -> None:
+    sequence, head, i = _task(config, rest)
+    count, d = config.task_rows, span(0, config.value_depth, "d")
+    at = sequence.row_block(head, i * count, count, d)
+    out, grad = (load(x, *at).cast(FP32) for x in (o, do))
+    sums = load(lse, *sequence.row_numbers(head, i * count, count))
     base = where(sums.equals(-math.inf), math.inf, sums * LOG2E)
-    store(made["base"], batch, head, rows, tile=base)
-    store(made["delta"], batch, head, rows, tile=sum_along(out * grad, "d"))
+    delta = sum_along(out * grad, "d")
+    if config.packed:  # behind the last row are those of the next sequence
+        own = coordinate("rows", count, i * count) < sequence.rows
+        base, delta = where(own, base, math.inf), where(own, delta, 0.0)
+    kept = sequence.kept_numbers(config, head, i * count, count)
+    store(rest["base"], *kept, tile=base)
+    store(rest["delta"], *kept, tile=delta)
     if not config.sums:
         return
     if config.transposed:
-        none = zeros(e=config.sum_depth, rows=config.task_rows)
-        at = (i, span(0, config.sum_depth, "e"), span(0, config.task_rows, "rows"))
+        none = zeros(e=config.sum_depth, rows=count)
+        where_ = (
+            *sequence.block(head, i),
+            span(0, config.sum_depth, "e"),
+            span(0, count, "rows"),
+        )
     else:
-        none, at = zeros(rows=ROWS, d=config.depth), _rows_of_sums(config, i)
-    store(made["dq_sum"], batch, head, *at, tile=none)
+        none, where_ = zeros(rows=count, d=config.depth), _part_of_sums(config, sequence, head, i)
+    store(rest["dq_sum"], *where_, tile=none)
 
 
-def _rows_of_sums(config: BackwardConfig, i: Index) -> tuple[Index, Span, Span]:
-    """Where the sums of the rows of a task are, where blocks have several tasks."""
-    tasks = config.tile[0] // ROWS
-    return i // tasks, span(i % tasks * ROWS, ROWS, "rows"), span(0, config.depth, "d")
+def _part_of_sums(config: BackwardConfig, sequence: Sequence, head: Index, i: Index) -> At:
+    """Where the sums of the rows of a task are, where blocks may have several tasks."""
+    count, d = config.task_rows, span(0, config.depth, "d")
+    tasks = config.tile[0] // count
+    return *sequence.block(head, i // tasks), span(i % tasks * count, count, "rows"), d
 
 
-def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
-    batch, head, i, rows, d = _task(config)
+def _finish(config: BackwardConfig, dq_sum: Array, dq: Array, **rest: Array) -> None:
+    sequence, head, i = _task(config, rest)
+    count, d = config.task_rows, span(0, config.depth, "d")
     if config.transposed:
-        columns = span(0, config.depth, "d")
-        sums = load(dq_sum, batch, head, i, columns, span(0, config.task_rows, "rows")).T
+        place = sequence.block(head, i)
+        sums = load(dq_sum, *place, d, span(0, count, "rows")).T
     else:
-        sums = load(dq_sum, batch, head, *_rows_of_sums(config, i))
-    store(dq, batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))
+        sums = load(dq_sum, *_part_of_sums(config, sequence, head, i))
+    at = sequence.row_block(head, i * count, count, span(0, config.depth), put=True)
+    store(dq, *at, tile=(sums * config.factor).cast(config.dtype))
+
+
+def _tile_of_keys(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Sequence, Index, Index]:
+    """(sequence, key head, number) of a task of keys."""
+    if config.packed:
+        head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
+        number, j = (read(rest["key_tiles"], task, n) for n in (0, 1))
+        return Sequence.packed(config, number, rest), head, j
+    tasks = cdiv(size("keys"), config.tile[1])
+    batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
+    return Sequence(size("rows"), size("keys"), (batch,)), head, j
 
 
 def _backward(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
     (bq, bk), d = config.tile, span(0, config.depth)
-    batch, kv_head, j = grid(
-        batch=size("batch"), kv_heads=size("kv_heads"), keys=cdiv(size("keys"), bk)
-    )
-    keys = span(j * bk, bk)
-    key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
+    own, kv_head, j = _tile_of_keys(config, rest)
+    at = own.key_block(kv_head, j * bk, bk, d)
+    key_tile, value_tile = load(k, *at), load(v, *at)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
     wide = key_tile
     if config.sums and config.depth < config.sum_depth:
-        wide = load(k, batch, kv_head, keys, span(0, config.sum_depth, "e"))
-    shift = size("keys") - size("rows")
-    first, blocks = row_blocks(config, j, config.tile)
+        wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
+    shift = own.keys - own.rows
+    first, blocks = row_blocks(config, j, config.tile, own.rows, own.keys)
     for n in loop(blocks * config.group):
         head = kv_head * config.group + (n // blocks if config.group > 1 else 0)
         i = first + (n % blocks if config.group > 1 else n)
-        rows = span(i * bq, bq)
-        queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
-        base = load(rest["base"], batch, head, rows)
-        delta = load(rest["delta"], batch, head, rows)
+        rows = own.row_block(head, i * bq, bq, d)
+        queries, grads = load(q, *rows), load(do, *rows)
+        kept = own.kept_numbers(config, head, i * bq, bq)
+        base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
         scores, grad = key_tile @ queries, value_tile @ grads
-        seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk))
-        if config.masked and config.style.branch:
+        seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
+        if config.masked and config.written.branch:
             scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.factor * LOG2E) - base)
-        if config.masked and not config.style.branch:
+        if config.masked and not config.written.branch:
             weights = where(seen, weights, 0.0)
-        if not config.style.late:
+        if not config.written.late:
             dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
-        if config.style.late:
+        if config.written.late:
             dv += weights.cast(config.dtype) @ grads
         if config.split:
             dk += change @ queries
             continue
         dq = wide @ change if config.transposed else change @ key_tile
         dk += change @ queries
-        turn = None
+        block, turn = own.block(head, i), None
         if config.deterministic:
-            turn = (rest["turns"], (batch, head, i), _turn(config, i * bq + shift, j))
-        store(rest["dq_sum"], batch, head, *_sums_at(config, i), tile=dq, add=True, turn=turn)
-    store(rest["dk"], batch, kv_head, keys, d, tile=(dk * config.factor).cast(config.dtype))
-    store(rest["dv"], batch, kv_head, keys, d, tile=dv.cast(config.dtype))
+            turn = (rest["turns"], block, _turn(config, i * bq + shift, j, own.keys))
+        store(rest["dq_sum"], *_sums_at(config, block), tile=dq, add=True, turn=turn)
+    to = own.key_block(kv_head, j * bk, bk, d, put=True)
+    store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))
+    store(rest["dv"], *to, tile=dv.cast(config.dtype))
 
 
 def row_blocks(
-    config: BackwardConfig, j: Index, tile: tuple[int, int]
+    config: BackwardConfig, j: Index, tile: tuple[int, int], rows: Index, keys: Index
 ) -> tuple[Index | int, Index]:
     """(first block of rows, how many) that see a key of tile j; `tile`: rows and keys of each."""
-    (bq, bk), shift, last = tile, size("keys") - size("rows"), size("rows")
+    (bq, bk), shift, last = tile, keys - rows, rows
     first = maximum_index(0, j * bk - shift) // bq if config.causal else 0
     if config.window is not None:
         last = maximum_index(0, minimum_index(last, j * bk + bk - 1 + config.window - shift))
@@ -352,13 +271,14 @@ def key_blocks(
 Block = tuple[int, Index]  # length and first position
 
 
-def seen_by_keys(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
+def seen_by_keys(config: BackwardConfig, rows: Block, keys: Block, last: Index) -> Tile:
     """Which keys of a block its rows see, `[keys, rows]`, or `[keys]` where all rows see the same.
 
-    Keys behind the last one are seen by no row: their scores of 0 could have an infinite weight.
+    Keys behind the last of `last` are seen by no row: their scores of 0 could have an infinite
+    weight.
     """
     row_at, key_at = coordinate("rows", *rows), coordinate("keys", *keys)
-    seen = key_at <= row_at if config.causal else key_at < size("keys")
+    seen = key_at <= row_at if config.causal else key_at < last
     return seen if config.window is None else seen & (key_at > row_at - config.window)
 
 
@@ -369,14 +289,14 @@ def seen_by_rows(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
     return seen if config.window is None else (row_at - config.window < key_at) & seen
 
 
-def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
+def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
     """How many tiles of keys add to a block of rows before tile j does; `row`: the first position
     of the block. Causal tasks begin where their rows do, so the last tile that a block sees comes
     first, and none waits for another to get there.
     """
     bq, bk = config.tile
     if config.causal:
-        return minimum_index(cdiv(size("keys"), bk), (row + bq + bk - 1) // bk) - 1 - j
+        return minimum_index(cdiv(keys, bk), (row + bq + bk - 1) // bk) - 1 - j
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 
 
@@ -385,17 +305,21 @@ def backward_policy(config: BackwardConfig) -> Policy:
 
     Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
     are of equal length, but have more heads at work: 16384 rows of heads of 128 lost a third on an
-    H200, where L2 does not hold their sums.
+    H200, where L2 does not hold their sums. Packed tasks come longest first by their table: the
+    next free SM would take 144 to 416 bytes of spills.
     """
-    scheduler = "static" if not config.causal else "serpentine" if config.paired else "dynamic"
+    static = config.packed or not config.causal
+    scheduler = "static" if static else "serpentine" if config.paired else "dynamic"
+    last = "tasks_tile" if config.packed else "keys_tile"
     launch = LaunchPlan(
         split="keys",
         tile_scheduler=scheduler,
         staged_slots=2,
+        fence_at_meeting=config.causal,  # else ptxas spills in the loop at head size 64
         store_warps=not config.split,
-        reverse=("keys_tile",) if config.deterministic and config.causal else (),
-        rotate_loops=config.style.ahead,
+        reverse=(last,) if config.deterministic and config.causal else (),
+        rotate_loops=config.written.ahead,
     )
-    early = config.style.ahead or config.causal
-    order = ("inflight" if config.style.ahead else "lcsf") + ("-early" if early else "")
+    early = config.written.ahead or config.causal
+    order = ("inflight" if config.written.ahead else "lcsf") + ("-early" if early else "")
     return Policy(order, launch, groups=config.tile[1] // 64, depth=2, vectors=True)

@@ -14,12 +14,12 @@ from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward import (
     LOG2E,
-    BackwardConfig,
     key_blocks,
     row_blocks,
     seen_by_keys,
     seen_by_rows,
 )
+from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.tile import (
     Array,
     Program,
@@ -68,24 +68,24 @@ def pass_policy(config: BackwardConfig, part: str) -> Policy:
 
 def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) -> None:
     """dv, or where there is v, dk, of a tile of keys."""
-    of_keys, d = "v" in rest, span(0, config.depth)
+    of_keys, d, e = "v" in rest, span(0, config.depth), span(0, config.value_depth, "d")
     bq = BLOCKS["keys" if of_keys else "values"]
     batch, kv_head, j = grid(
         batch=size("batch"), kv_heads=size("kv_heads"), keys=cdiv(size("keys"), TILE)
     )
     keys = span(j * TILE, TILE)
     key_tile = load(k, batch, kv_head, keys, d)
-    value_tile = load(rest["v"], batch, kv_head, keys, d) if of_keys else None
-    sums = zeros(keys=TILE, d=config.depth)
+    value_tile = load(rest["v"], batch, kv_head, keys, e) if of_keys else None
+    sums = zeros(keys=TILE, d=config.depth if of_keys else config.value_depth)
     shift = size("keys") - size("rows")
-    first, blocks = row_blocks(config, j, (bq, TILE))
+    first, blocks = row_blocks(config, j, (bq, TILE), size("rows"), size("keys"))
     for n in loop(blocks * config.group):
         head = kv_head * config.group + (n // blocks if config.group > 1 else 0)
         i = first + (n % blocks if config.group > 1 else n)
         rows = span(i * bq, bq)
-        queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
+        queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, e)
         scores = key_tile @ queries
-        seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE))
+        seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE), size("keys"))
         scores[:] = where(seen, scores, -math.inf)
         base = load(rest["base"], batch, head, rows)
         weights = exp2(scores * (config.factor * LOG2E) - base)
@@ -97,17 +97,19 @@ def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) 
             sums += (weights * (grad - delta)).cast(config.dtype) @ queries
     if of_keys:
         sums = sums * config.factor
-    store(rest["dk" if of_keys else "dv"], batch, kv_head, keys, d, tile=sums.cast(config.dtype))
+    made, columns = ("dk", d) if of_keys else ("dv", e)
+    store(rest[made], batch, kv_head, keys, columns, tile=sums.cast(config.dtype))
 
 
 def _queries(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
     """dq of a tile of queries."""
-    bk, d = BLOCKS["queries"] if config.long else SHORT, span(0, config.depth)
+    bk = BLOCKS["queries"] if config.long else SHORT
+    d, e = span(0, config.depth), span(0, config.value_depth, "d")
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), TILE))
     rows, kv_head = span(i * TILE, TILE), head // config.group
-    queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
+    queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, e)
     base = load(rest["base"], batch, head, rows, edge=math.inf)
     delta = load(rest["delta"], batch, head, rows)
     sums = zeros(rows=TILE, d=config.depth)
@@ -116,7 +118,7 @@ def _queries(
     for n in loop(blocks):
         j = first + n
         keys = span(j * bk, bk)
-        key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
+        key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, e)
         scores, grad = queries @ key_tile, grads @ value_tile
         seen = seen_by_rows(config, (TILE, i * TILE + shift), (bk, j * bk))
         scores[:] = where(seen, scores, -math.inf)

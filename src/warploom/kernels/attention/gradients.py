@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from warploom.autosched.schedules import Policy
 from warploom.kernels.attention.backward import (
-    BackwardConfig,
     backward,
     backward_policy,
     finish,
     prepare,
 )
+from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_policy
 from warploom.tile import Program
 

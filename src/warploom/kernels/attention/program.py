@@ -28,6 +28,7 @@ from warploom.tile import (
     DType,
     Index,
     Program,
+    Span,
     Tile,
     array,
     cdiv,
@@ -90,6 +91,8 @@ class AttentionConfig:
                 threshold may be set, and no variant sets one
     head_scales of 8-bit elements: every head has its own factors, `scale_q: [batch, heads]` and
                 `scale_k, scale_v: [batch, kv_heads]`; otherwise there is one of each
+    value_dim   the head size of v and o, where it is another than that of q and k (MLA: 192 and
+                128), which are of 16 bits and above 128: there are variants of those
     out         the element type of o; None: bf16 for 8-bit elements, else theirs. An 8-bit o is
                 multiplied by `scale_o: [one]` before it is rounded
     """
@@ -110,6 +113,7 @@ class AttentionConfig:
     exact: bool = False
     head_scales: bool = False
     out: DType | None = None
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -137,8 +141,16 @@ class AttentionConfig:
                 f"attention dtype={self.dtype} head_scales={self.head_scales} out={self.out}: "
                 "expected 8-bit elements, or neither"
             )
-        if self.narrow and self.packed:
-            raise InputError(f"attention dtype={self.dtype} packed=True: expected 16-bit elements")
+        if self.narrow and (self.packed or self.value_dim):
+            raise InputError(
+                f"attention dtype={self.dtype} packed={self.packed} value_dim={self.value_dim}: "
+                "expected 16-bit elements"
+            )
+        if self.value_dim and not 128 < self.head_dim <= 256:
+            raise InputError(
+                f"attention head_dim={self.head_dim} value_dim={self.value_dim}: expected a "
+                "head_dim of 136 to 256, or both equal"
+            )
         if self.exact and (self.optimistic_threshold or self.rescale_threshold):
             raise InputError(
                 f"attention exact=True optimistic_threshold={self.optimistic_threshold} "
@@ -151,6 +163,11 @@ class AttentionConfig:
     def factor(self) -> float:
         """The factor on q k^T."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def values(self) -> int:
+        """The head size of v and o."""
+        return self.value_dim or self.head_dim
 
     @property
     def narrow(self) -> bool:
@@ -176,6 +193,8 @@ class AttentionConfig:
         if self.packed:
             rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
         specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
+        if self.value_dim:
+            rows, keys = (of.removesuffix("d") + "e" for of in (rows, keys))
         specs["v"] = array(self.dtype, "batch kv_heads d places" if self.narrow else keys)
         specs["o"] = array(self.result, rows)
         if self.narrow:
@@ -234,16 +253,16 @@ class Task:
 
 
 def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
-    (bq, bk), d = config.tile, span(0, config.head_dim)
+    (bq, bk), d, e = config.tile, span(0, config.head_dim), span(0, config.values, "d")
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
     rows, kv_head = span(i * bq, bq), head // config.group
 
     def value_block(j: Index) -> Tile:
         keys = span(j * bk, bk, "keys")
-        return load(v, batch, kv_head, *((d, keys) if config.narrow else (keys, d)))
+        return load(v, batch, kv_head, *((e, keys) if config.narrow else (keys, e)))
 
     def put(out: Tile, natural: Tile | None) -> None:
-        store(o, batch, head, rows, d, tile=out)
+        store(o, batch, head, rows, e, tile=out)
         if natural is not None:
             store(rest["lse"], batch, head, rows, tile=natural)
 
@@ -265,7 +284,7 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
 
 
 def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
-    (bq, bk), d = config.tile, span(0, config.head_dim)
+    (bq, bk), d, e = config.tile, span(0, config.head_dim), span(0, config.values, "d")
     head, task_at = grid(heads=size("heads"), tasks=size("tasks"))
     sequence, i = read(rest["tiles"], task_at, 0), read(rest["tiles"], task_at, 1)
     first, last = (read(rest["row_bounds"], sequence + n) for n in (0, 1))
@@ -273,19 +292,19 @@ def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **r
     kv_head = head // config.group
     rows = span(first + i * bq, bq, "rows", last)
 
-    def block(of: Array, j: Index) -> Tile:
-        return load(of, span(from_key + j * bk, bk, "keys"), kv_head, d)
+    def block(of: Array, j: Index, columns: Span) -> Tile:
+        return load(of, span(from_key + j * bk, bk, "keys"), kv_head, columns)
 
     def put(out: Tile, natural: Tile | None) -> None:
-        store(o, rows, head, d, tile=out)
+        store(o, rows, head, e, tile=out)
         if natural is not None:
             store(rest["lse"], head, rows, tile=natural)
 
     def key_block(j: Index) -> Tile:
-        return block(k, j)
+        return block(k, j, d)
 
     def value_block(j: Index) -> Tile:
-        return block(v, j)
+        return block(v, j, e)
 
     queries = load(q, span(first + i * bq, bq, "rows"), head, d)
 
@@ -303,7 +322,7 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         scale = task.factor("q") * task.factor("k") * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     base, total = full(-math.inf, rows=bq), zeros(rows=bq)
-    acc = zeros(rows=bq, d=config.head_dim)
+    acc = zeros(rows=bq, d=config.values)
     for j in loop(cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
         scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)

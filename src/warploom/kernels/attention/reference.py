@@ -49,7 +49,8 @@ def reference(config: AttentionConfig, values: dict[str, NDArray[Any]]) -> tuple
 
 
 def _packed(config: AttentionConfig, wide: dict[str, Wide]) -> tuple[Wide, Wide]:
-    out, lse = np.zeros_like(wide["q"]), np.zeros(wide["q"].shape[1::-1])
+    out = np.zeros((*wide["q"].shape[:2], wide["v"].shape[2]))
+    lse = np.zeros(wide["q"].shape[1::-1])
     rows, keys = (wide[name].astype(int) for name in ("row_bounds", "key_bounds"))
     for s in range(len(rows) - 1):
         r, k = slice(rows[s], rows[s + 1]), slice(keys[s], keys[s + 1])

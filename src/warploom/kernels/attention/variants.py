@@ -84,7 +84,8 @@ def plan(config: AttentionConfig, point: Point) -> LaunchPlan:
 def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arrays]:
     """Of `heads` (of the whole batch), `rows` and `keys`; packed: lengths, and heads of one."""
     rows, keys, heads = given["rows"], given["keys"], given["heads"]
-    dims = {"heads": heads, "kv_heads": heads // config.group, "d": config.head_dim, "one": 1}
+    dims = {"heads": heads, "kv_heads": heads // config.group, "one": 1}
+    dims |= {"d": config.head_dim, "e": config.values}
     if not config.packed:
         places = -(-keys // QUAD_PLACES) * QUAD_PLACES
         return {**dims, "batch": 1, "rows": rows, "keys": keys, "places": places}, {}

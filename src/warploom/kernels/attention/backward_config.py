@@ -1,0 +1,228 @@
+"""What is static in attention backward, and the shapes of the arrays that its kernels share.
+
+Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
+`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, blocks, block, d]` or, transposed,
+`[batch, heads, blocks, d, block]`, and `turns: [batch, heads, blocks]`.
+
+Packed, sequence s has the tokens `row_bounds[s]` to `row_bounds[s + 1]` of `q, o, do, dq:
+[row_tokens, heads, d]`, and so of `k, v, dk, dv`; `lse: [heads, row_tokens]`. What the kernels keep
+of rows has whole blocks of every sequence, s from block `row_bounds[s] // block + s` on, which no
+two sequences share: `base, delta: [heads, places]`, `dq_sum: [heads, blocks, ...]` and `turns:
+[heads, blocks]`. `row_tiles` and `key_tiles: [tasks, pair]` say which block or tile of which
+sequence a task is. A task of no block is block 0 of the sequence behind the last, which has no
+tokens: the bounds have a number more for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from warploom.errors import InputError
+from warploom.tile import BF16, FP32, INT32, Array, DType, array
+
+LOG2E = math.log2(math.e)
+ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
+PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
+ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
+# (rows, keys) of a block of scores, by padded head size
+TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
+
+
+class Style(NamedTuple):
+    """How the loop over queries is written, which decides what ptxas makes of its registers.
+
+    late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
+    ahead   an iteration's first matmul starts before the end of the one before
+    branch  blocks that need no mask are told apart, rather than masked like the others
+    """
+
+    late: bool = False
+    ahead: bool = True
+    branch: bool = True
+
+
+# By padded head size and whether there is a causal mask, as measured; else `Style()`.
+STYLES: dict[tuple[int, bool], Style] = {
+    (64, False): Style(late=True, ahead=False),
+    (64, True): Style(late=True, ahead=False),
+    (96, False): Style(late=True, ahead=False),
+    (96, True): Style(late=True, ahead=False),
+    (128, False): Style(late=True, ahead=False),
+    (128, True): Style(late=True, ahead=False),
+}
+IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
+# Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
+PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
+LONG = (192, 256)  # padded head sizes of `backward_passes`
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """What is static: element type, head size, masks, query heads of a key head, scale (None: 1 /
+    sqrt(head_dim)), and whether every sum has one order.
+
+    A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
+    multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
+    go out in pairs of a long and a short one, which L2 must have room for. `split`: dq has a kernel
+    of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
+    `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
+    written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
+    that of q and k, for which there are kernels that make each gradient by itself.
+    """
+
+    dtype: DType = BF16
+    head_dim: int = 128
+    causal: bool = False
+    window: int | None = None
+    group: int = 1
+    scale: float | None = None
+    deterministic: bool = False
+    whole_keys: bool = False
+    paired: bool = False
+    split: bool = False
+    packed: bool = False
+    style: Style | None = None
+    value_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse heads that no tile is for."""
+        if not 0 < self.head_dim <= max(LONG) or self.head_dim % ALIGNED:
+            raise InputError(
+                f"attention backward of heads of {self.head_dim}: expected a multiple of {ALIGNED} "
+                f"up to {max(LONG)}"
+            )
+        if self.window is not None and self.window < 1:
+            raise InputError(f"attention backward window={self.window}: expected >= 1")
+        if self.value_dim is not None and not (
+            self.long and 0 < self.value_dim <= max(LONG) and self.value_dim % ALIGNED == 0
+        ):
+            raise InputError(
+                f"attention backward of heads of {self.head_dim} with values of {self.value_dim}: "
+                f"expected heads above {max(TILES)}, and values of a multiple of {ALIGNED} up to "
+                f"{max(LONG)}"
+            )
+        if self.packed and (self.long or self.split):
+            raise InputError(
+                f"attention backward of packed heads of {self.head_dim}, split={self.split}: "
+                f"expected heads of up to {max(TILES)} and one kernel"
+            )
+
+    @property
+    def depth(self) -> int:
+        """The head size that tiles have: what lies beyond the head is read as zero."""
+        return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+
+    @property
+    def value_depth(self) -> int:
+        """The same of v, o and dO."""
+        if self.value_dim is None:
+            return self.depth
+        return min(size for size in (*TILES, *LONG) if size >= self.value_dim)
+
+    @property
+    def long(self) -> bool:
+        """Whether each gradient has a kernel of its own."""
+        return self.depth in LONG
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(rows, keys) of a block of scores."""
+        return TILES[self.depth]
+
+    @property
+    def factor(self) -> float:
+        """The factor on q k^T."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether dq is summed with its rows last."""
+        return not self.long and self.tile[0] < self.tile[1]
+
+    @property
+    def sums(self) -> bool:
+        """Whether tasks add up dq in memory."""
+        return not (self.long or self.split)
+
+    @property
+    def masked(self) -> bool:
+        """Whether some rows do not see all keys of a block."""
+        return self.causal or self.window is not None or not self.whole_keys
+
+    @property
+    def written(self) -> Style:
+        """How its loop is written."""
+        return self.style or STYLES.get((self.depth, self.causal), Style())
+
+    @property
+    def sum_depth(self) -> int:
+        """The head size of a block's dq: transposed, the groups share it out in tiles of 64."""
+        return -(-self.depth // self.tile[1]) * self.tile[1] if self.transposed else self.depth
+
+    @property
+    def task_rows(self) -> int:
+        """Rows of a task of the programs without a matmul: a block of transposed sums is one, and
+        one of packed sequences, of which all is written."""
+        return self.tile[0] if self.transposed or self.packed else ROWS
+
+    def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `turns`, which begin at zero, for `lead` dimensions and rows."""
+        return (*shape[:-1], -(-shape[-1] // self.tile[0]))
+
+    def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `dq_sum` for the same."""
+        block = self.tile[0]
+        last = (self.sum_depth, block) if self.transposed else (block, self.depth)
+        return (*self.turns_shape(shape), *last)
+
+    def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Room of `base` and `delta` for lse of that shape: a pitch that the copy engine takes."""
+        return (*shape[:-1], -(-shape[-1] // PITCH) * PITCH)
+
+    def places(self, tokens: int, sequences: int) -> int:
+        """Rows that `base` and `delta` of packed sequences have."""
+        return (tokens // self.tile[0] + sequences) * self.tile[0]
+
+    def arrays(self, names: str) -> dict[str, Array]:
+        """The parameters of those names."""
+        rows, keys, row = "batch heads rows d", "batch kv_heads keys d", "batch heads rows"
+        lead, kept = "batch heads", row
+        if self.packed:
+            rows, keys, row = "row_tokens heads d", "key_tokens kv_heads d", "heads row_tokens"
+            lead, kept = "heads", "heads places"
+        every: dict[str, Array] = dict.fromkeys("q dq o do".split(), array(self.dtype, rows))
+        every |= dict.fromkeys("k dk v dv".split(), array(self.dtype, keys))
+        if self.value_dim is not None:
+            rows, keys = (f"{of.removesuffix('d')}e" for of in (rows, keys))
+            every |= dict.fromkeys("o do".split(), array(self.dtype, rows))
+            every |= dict.fromkeys("v dv".split(), array(self.dtype, keys))
+        every |= {"lse": array(FP32, row)}
+        every |= dict.fromkeys("base delta".split(), array(FP32, kept))
+        block = "e block" if self.transposed else "block e"
+        every["turns"] = array(INT32, f"{lead} blocks")
+        fragments = not self.transposed  # which `finish` would have to turn out of fragments
+        every["dq_sum"] = array(FP32, f"{lead} blocks {block}", fragments=fragments)
+        every["none"] = array(FP32, f"{lead} blocks {block}")
+        every |= dict.fromkeys("row_bounds key_bounds".split(), array(INT32, "bounds"))
+        every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks pair"))
+        return {name: every[name] for name in names.split()}
+
+    def tables(self, of: str) -> str:
+        """The names of what says where packed sequences are, for tasks of "rows" or of "keys"."""
+        bounds = "row_bounds row_tiles" if of == "rows" else "row_bounds key_bounds key_tiles"
+        return f" {bounds}" if self.packed else ""
+
+
+def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
+    """What kernels of a configuration are for that many rows and keys of a sequence."""
+    if config.packed:
+        return config
+    low, high = PAIRED.get(config.depth, (1, 0))
+    paired = config.causal and not config.deterministic and low <= rows <= high
+    whole = not config.long and keys % config.tile[1] == 0
+    # Tiles that begin at the same rows wait for one another at first: long sequences hide it.
+    split = config.deterministic and not (config.long or config.causal) and rows < IN_TURN
+    return replace(config, whole_keys=whole, paired=paired, split=split)
