@@ -33,7 +33,12 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines, takes_turns
+from warploom.codegen.cuda.emit_staged import (
+    from_slots_lines,
+    stage_lines,
+    takes_turns,
+    turn_lines,
+)
 from warploom.codegen.cuda.emit_store import CARRIED, LEADER, carried_lines, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
@@ -125,7 +130,7 @@ class StepCode:
     def _loop(self, role: Role, code: LoopCode) -> list[str]:
         loop = code.section.loop
         lines = self.range_lines(role, loop)
-        if not role.loads and self.carried(loop):
+        if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;"
@@ -142,7 +147,7 @@ class StepCode:
                 lines += write(self.values, tail, f"{loop.index}_stop", 0)
         else:
             lines += self._started_ahead(code, write)
-        if not role.loads and self.block.placement.until(loop) is not None:
+        if role.computes and self.block.placement.until(loop) is not None:
             lines += self._left_out(code, write)
         for fill in code.zeroed:
             assert fill.dst is not None
@@ -242,7 +247,7 @@ class StepCode:
     def range_lines(self, role: Role, loop: Loop) -> list[str]:
         """The bounds of a loop as this role sees them."""
         index, placement = loop.index, self.block.placement
-        until = None if role.loads else placement.until(loop)
+        until = placement.until(loop) if role.computes else None
         start, stop = c_index(loop.start), c_index(loop.stop)
         if until is None:
             return [f"const int {index}_start = {start}, {index}_stop = {stop};"]
@@ -339,17 +344,30 @@ class StepCode:
     def _acquire(self, step: Acquire) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
+        wait = f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"
+        if self.block.is_turned(ring):
+            return [wait]
         return [
-            f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);",
+            wait,
             f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
         ]
 
     def _fill(self, step: Fill, here: Here) -> list[str]:
+        if self.block.is_turned(self.block.ring(step.ring)):
+            return turn_lines(self.block, step.op)
         copy = self.facts.parameters.copies[step.op.id]
         return fill_lines(self.block, copy, step.op, here.names(step), self.helpers)
 
     def _publish(self, step: Publish) -> list[str]:
-        return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
+        ring, name = self.block.ring(step.ring), step.ring
+        full = f"{name}_full + {name}_cursor.slot * 8"
+        written = [
+            "fence_async();",
+            "__syncwarp();  // every lane has written its part of the slot",
+            f"if (lane == 0) barrier_arrive({full});",
+        ]
+        advance = f"advance<{ring.depth}>({name}_cursor);"
+        return [*written, advance] if self.block.is_turned(ring) else [advance]
 
     def _wait(self, step: Wait, here: Here) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring

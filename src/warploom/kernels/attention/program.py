@@ -90,6 +90,8 @@ class AttentionConfig:
                 threshold may be set, and no variant sets one
     head_scales of 8-bit elements: every head has its own factors, `scale_q: [batch, heads]` and
                 `scale_k, scale_v: [batch, kv_heads]`; otherwise there is one of each
+    ordered     of 8-bit elements: v is `[..., d, places]` with its keys in the order of quads
+                (`kernels.attention.values`); else it is row-major and turned in the kernel
     out         the element type of o; None: bf16 for 8-bit elements, else theirs. An 8-bit o is
                 multiplied by `scale_o: [one]` before it is rounded
     """
@@ -109,6 +111,7 @@ class AttentionConfig:
     optimistic_threshold: float = 0.0
     exact: bool = False
     head_scales: bool = False
+    ordered: bool = False
     out: DType | None = None
 
     def __post_init__(self) -> None:
@@ -132,10 +135,11 @@ class AttentionConfig:
                 "packed sequences, whose row tiles stand in a table"
             )
         refuse_scale(self.scale)
-        if not self.narrow and (self.head_scales or self.out not in (None, self.dtype)):
+        own = self.head_scales or self.ordered or self.out not in (None, self.dtype)
+        if own and not self.narrow:
             raise InputError(
-                f"attention dtype={self.dtype} head_scales={self.head_scales} out={self.out}: "
-                "expected 8-bit elements, or neither"
+                f"attention dtype={self.dtype} head_scales={self.head_scales} "
+                f"ordered={self.ordered} out={self.out}: expected 8-bit elements, or none of them"
             )
         if self.narrow and self.packed:
             raise InputError(f"attention dtype={self.dtype} packed=True: expected 16-bit elements")
@@ -154,8 +158,7 @@ class AttentionConfig:
 
     @property
     def narrow(self) -> bool:
-        """8-bit elements: v is `[..., d, places]` with its keys in the order of quads
-        (`kernels.attention.values`), scale_* are factors of q, k and v."""
+        """8-bit elements: scale_* are factors of q, k and v."""
         return self.dtype.bits == 8
 
     @property
@@ -176,7 +179,7 @@ class AttentionConfig:
         if self.packed:
             rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
         specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
-        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.narrow else keys)
+        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.ordered else keys)
         specs["o"] = array(self.result, rows)
         if self.narrow:
             dims = dict.fromkeys("kv", "batch kv_heads") | {"q": "batch heads"}
@@ -240,7 +243,10 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
 
     def value_block(j: Index) -> Tile:
         keys = span(j * bk, bk, "keys")
-        return load(v, batch, kv_head, *((d, keys) if config.narrow else (keys, d)))
+        if config.ordered:
+            return load(v, batch, kv_head, d, keys)
+        block = load(v, batch, kv_head, keys, d)
+        return block.T.quad_order("keys") if config.narrow else block
 
     def put(out: Tile, natural: Tile | None) -> None:
         store(o, batch, head, rows, d, tile=out)

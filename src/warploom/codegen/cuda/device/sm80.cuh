@@ -107,6 +107,32 @@ DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) 
   }
 }
 
+//@ turn_tile
+// An 8-bit tile of kKeys rows and kCols columns, transposed and each 16 of its rows in the order of
+// quads, by kWarps warps from warp 1 on. A pair of columns moves as one 16-bit element: transposed,
+// lane 4 p + q holds rows 2 q and 2 q + 1 of columns 2 p and 2 p + 1, from two matrices all that one
+// word of either column's row takes. Lanes of odd columns of the upper half first: rows of a matrix
+// then lie in different banks.
+template <int kWidth, int kRows, int kFrom, int kKeys, int kCols, int kWarps>
+DEVICE void turn_tile(unsigned to, unsigned from) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32 - 1;
+  const unsigned upper = lane / 16, row = lane % 8;
+  const unsigned one = upper ? 0x7531 : 0x6420, other = upper ? 0x6420 : 0x7531;
+  const int own = row * 2 + (row / 4 ^ (lane / 8 % 2));
+#pragma unroll 1
+  for (int col = warp * 16; col < kCols; col += kWarps * 16) {
+    const unsigned at = from + tile_offset<kFrom, kKeys>(lane, col);
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 32) {
+      unsigned x[4];
+      load_matrix_transposed(x, at + key * kFrom);
+      stmatrix(to + col * kWidth + tile_offset<kWidth, kRows>(own, key + lane / 16 * 16),
+               __byte_perm(x[0], x[1], one), __byte_perm(x[0], x[1], other),
+               __byte_perm(x[2], x[3], one), __byte_perm(x[2], x[3], other));
+    }
+  }
+}
+
 //@ read_right
 // Operand B of two mma: columns from `col`, 16 of them where the tile has so many (8 twice, else).
 template <int kWidth, int kRows, int kCols, bool kDeep>
