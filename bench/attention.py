@@ -194,8 +194,6 @@ def first_heads(config: AttentionConfig, v: dict[str, Any]) -> dict[str, Any]:
     rows, keys = v["q"].shape[2], v["k"].shape[2]
     kv = max(1, min(v["k"].shape[1], EXACT // (rows * keys) // config.group))
     part = {"q": v["q"][:1, : kv * config.group], "k": v["k"][:1, :kv], "v": v["v"][:1, :kv]}
-    if config.narrow:
-        part["natural"] = v["natural"][:1, :kv]
     return part | {x: v[x] for x in v if x.startswith("scale_")}
 
 

@@ -45,7 +45,7 @@ def baselines_of(
         }
     for v in data:
         if what == "fp8":
-            narrow = [v["q"], v["k"], v["natural"]]
+            narrow = [v[x] for x in "qkv"]
             v["narrow"] = [x.transpose(1, 2).contiguous() for x in narrow]
             v["wide"] = [
                 (x.to(torch.bfloat16) * v[f"scale_{n}"].to(torch.bfloat16))

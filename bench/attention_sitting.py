@@ -10,8 +10,8 @@
 `sit --front-door "CASE=FOLDER"` times what `warploom optimize` built into FOLDER beside it.
 Packed cases named `tables` make the table of tasks and bring it to the GPU inside every timed call
 (no CUDA graph, for anyone); the others find it there. fp8 cases stand beside cuDNN's fp8 and
-the 16-bit libraries on the same values; our kernel takes v in the order of
-`kernels.attention.values`, and `row-major` is it behind the kernel that puts v into that order.
+the 16-bit libraries on the same values; `ordered` is our kernel for v that lies in the order of
+`kernels.attention.values` already.
 Operations: 4 * batch * heads * head_dim * pairs of a query and a key it sees (half when causal).
 """
 
@@ -25,7 +25,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,15 @@ from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.simt.choose import simt
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.attention.values import ordered_values
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
-ORDERING = "ordered-values"  # the folder of the kernel that puts values in order
+ORDERED = "ordered "  # begins the folders of kernels whose values lie in the order of quads
 RESULTS = kb.ROOT / "bench" / "results"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 MASKS = ("full", "causal")
@@ -134,6 +132,14 @@ class Case:
         lead = own.get(self.kind, "")
         return kb.slug(f"{lead}d{self.words[1]} {self.words[2]} {self.choice().name}")
 
+    @property
+    def configs(self) -> dict[str, AttentionConfig]:
+        """What is built, by its folder."""
+        found = {self.folder: self.config}
+        if self.kind == "fp8":
+            found[kb.slug(ORDERED + self.folder)] = replace(self.config, ordered=True)
+        return found
+
 
 def build_all(names: list[str]) -> None:
     """Compile what cases need; `cases.json` says which kernel each gets."""
@@ -142,14 +148,13 @@ def build_all(names: list[str]) -> None:
         choice = case.choice()
         config = choice.config(case.config)
         table[case.name] = {"folder": case.folder, "variant": choice.name, "tile": config.tile}
-        if (FOLDER / case.folder).is_dir():
-            continue
-        built = build(attention(config), choice.schedule(config), allow=choice.allow)
-        built.write(FOLDER / case.folder)
-        if case.kind == "fp8":
-            program = ordered_values()
-            build(program, simt(program)).write(FOLDER / ORDERING)
-        print(f"{case.name:34} {choice.name:40} {built.resources.registers} registers", flush=True)
+        for folder, asked in case.configs.items():
+            if (FOLDER / folder).is_dir():
+                continue
+            own = choice.config(asked)
+            built = build(attention(own), choice.schedule(own), allow=choice.allow)
+            built.write(FOLDER / folder)
+            print(f"{case.name:34} {folder:60} {built.resources.registers} registers", flush=True)
     (FOLDER / "cases.json").write_text(json.dumps(table, indent=1))
 
 
@@ -196,17 +201,14 @@ def own_call(
     return with_table if case.tables else plain
 
 
-def row_major_call(
-    torch: Any, kernel: Any, first: Any, pick: Callable[[], dict[str, Any]], stream: Any, names: Any
+def ordered_call(
+    kernel: Any, case: Case, pick: Callable[[], dict[str, Any]], stream: Any
 ) -> Callable[[], None]:
-    """A call that puts v in order before."""
-    room: list[Any] = []
+    """A call of the kernel whose values lie in the order of quads."""
 
     def call() -> None:
         v = pick()
-        room[:] = room or [torch.empty_like(v["v"])]
-        first({"v": v["natural"], "out": room[0]}, stream=stream())
-        kernel({x: v[x] for x in names} | {"v": room[0]}, stream=stream())
+        kernel({x: v[x] for x in case.config.arrays} | {"v": v["ordered"]}, stream=stream())
 
     return call
 
@@ -267,10 +269,9 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     kernels = {own: Listed(one) if options.dry else one.kernel() for own, one in built.items()}
     ours = {own: own_call(torch, one, case, rows, pick, stream) for own, one in kernels.items()}
     if case.kind == "fp8":
-        second = Built.read(FOLDER / ORDERING)
-        first = Listed(second) if options.dry else second.kernel()
-        names = tuple(config.arrays)
-        ours["row-major"] = row_major_call(torch, kernels["default"], first, pick, stream, names)
+        second = Built.read(FOLDER / kb.slug(ORDERED + entry["folder"]))
+        kernel = Listed(second) if options.dry else second.kernel()
+        ours["ordered"] = ordered_call(kernel, case, pick, stream)
     what = "packed" if config.packed else case.kind
     libraries, left_out = st.kept(baselines_of(torch, what, data, pick, config), options)
     if options.dry:

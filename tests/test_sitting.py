@@ -319,7 +319,7 @@ def test_a_dry_sitting_makes_every_kind_of_case(
     found = sits.sit(name, 6, options("cuDNN"))
     assert found["refused"] == ({"cuDNN": "left out by --without"} if case.kind in PLAIN else {})
     assert eager == [case.tables]  # what the host does is timed where it is part of the call
-    own = {"default", "row-major"} if case.kind == "fp8" else {"default"}
+    own = {"default", "ordered"} if case.kind == "fp8" else {"default"}
     assert set(found["bursts"]) == {*found["baselines"], "control", *own}
     assert all(len(one["ms"]) == 6 for one in found["bursts"].values())
     if case.kind == "fp8":

@@ -30,6 +30,7 @@ from itertools import product
 from warploom.autosched.named import register_pool
 from warploom.autosched.schedules import Block, schedule_named
 from warploom.autosched.solve import Search
+from warploom.codegen.ir.fuse import turned_operands
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
@@ -137,7 +138,8 @@ def scheduled(
         raise InputError(f"plan {own[0]}={given[own[0]]}: the solver finds that itself")
     block = Block(groups=int(given.get("groups", 0)), depth=int(given.get("depth", 0)))
     schedule = schedule_named(program, order, plan, gpu, search, block)
-    split = registers(words, len(schedule.compute), plan.resident)
+    turns = bool(turned_operands(program))
+    split = registers(words, len(schedule.compute), plan.resident, turns)
     if split is None:
         return schedule
     return schedule_named(program, order, plan, gpu, search, replace(block, registers=split))
@@ -150,12 +152,15 @@ def ordered(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=lambda word: place.get(word.partition("=")[0], len(place))))
 
 
-def registers(words: tuple[str, ...], groups: int, resident: int) -> tuple[int, int] | None:
-    """(loading, computing) registers a thread, where the usual split is not taken."""
+def registers(
+    words: tuple[str, ...], groups: int, resident: int, turns: bool = False
+) -> tuple[int, int] | None:
+    """(loading, computing) registers a thread, where the usual split is not taken; `turns`: the
+    loading group turns operands."""
     given = dict(word.split("=") for word in words)
     wanted = given.get("registers")
-    if wanted is None and not (_dynamic(words) and groups == 2):
-        return None  # a dynamic order needs more to load, which three groups cannot spare
+    if wanted is None and not ((_dynamic(words) or turns) and groups == 2):
+        return None  # these need more to load, which three groups cannot spare
     loading = int(wanted or LOADERS[-1])
     computing = (register_pool(groups, resident) - loading) // groups // 8 * 8
     return loading, min(computing, MOST_REGISTERS)

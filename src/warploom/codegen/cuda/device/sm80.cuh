@@ -115,18 +115,21 @@ DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) 
 // then lie in different banks.
 template <int kWidth, int kRows, int kFrom, int kKeys, int kCols, int kWarps>
 DEVICE void turn_tile(unsigned to, unsigned from) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32 - 1;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
   const unsigned upper = lane / 16, row = lane % 8;
   const unsigned one = upper ? 0x7531 : 0x6420, other = upper ? 0x6420 : 0x7531;
-  const int own = row * 2 + (row / 4 ^ (lane / 8 % 2));
+  const unsigned own = row * 2 + (row / 4 ^ (lane / 8 % 2));
+  // The swizzle changes bits of a place by XOR, so that places further on are an XOR away.
+  const unsigned first = from + tile_offset<kFrom, kKeys>(lane, 0);
+  unsigned last = to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth;
 #pragma unroll 1
-  for (int col = warp * 16; col < kCols; col += kWarps * 16) {
-    const unsigned at = from + tile_offset<kFrom, kKeys>(lane, col);
+  for (unsigned col = warp * 16; col < kCols; col += kWarps * 16, last += kWarps * 16 * kWidth) {
+    const unsigned at = (first ^ col % kFrom) + col / kFrom * (kKeys * kFrom);
 #pragma unroll
     for (int key = 0; key < kKeys; key += 32) {
       unsigned x[4];
       load_matrix_transposed(x, at + key * kFrom);
-      stmatrix(to + col * kWidth + tile_offset<kWidth, kRows>(own, key + lane / 16 * 16),
+      stmatrix((last ^ key % kWidth) + key / kWidth * (kRows * kWidth),
                __byte_perm(x[0], x[1], one), __byte_perm(x[0], x[1], other),
                __byte_perm(x[2], x[3], one), __byte_perm(x[2], x[3], other));
     }
