@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help env demo docs test lint unit mutants gpu-test bench tables wheels release clean
+.PHONY: help env demo docs test lint unit versions mutants gpu-test bench tables wheels release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -54,6 +54,9 @@ lint: env
 
 unit: env
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal --durations=20
+
+versions: env  ## the wheel, its commands and a part of the tests under the other Pythons of this computer (minutes)
+	$(BIN)/python -m tests.versions
 
 mutants: env  ## plant faults in the checkers, and see which the tests catch (a night)
 	mkdir -p out

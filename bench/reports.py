@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from bench.browser import Browser, browser
+from warploom.errors import CheckFailed
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "reports"
@@ -36,7 +37,13 @@ COMMANDS = {
     "schedule_attention": ("schedule attention --time-limit 20 --html OUT/page.html", "page.html"),
     "tune": (f"tune {TUNED} --alias triton --measure model --budget 20s -o OUT", "diff.html"),
     "sass": ("sass show OUT/../tune/tuned.cubin --html OUT/page.html", "page.html"),
+    "judge": (
+        "judge bench/judged/row_sum_2.toml --against bench/judged/problems.py:row_sum "
+        "--html OUT/page.html",
+        "page.html",
+    ),
 }
+EXITS = {"judge": 1}  # the candidate is refused
 
 
 def write_pages() -> None:
@@ -46,7 +53,9 @@ def write_pages() -> None:
         shutil.rmtree(out, ignore_errors=True)  # `tune` would go on from what lies there
         out.mkdir(parents=True)
         words = command.replace("OUT", str(out)).split()
-        subprocess.run([sys.executable, "-m", "warploom", *words], check=True, cwd=ROOT)
+        done = subprocess.run([sys.executable, "-m", "warploom", *words], check=False, cwd=ROOT)
+        if done.returncode != EXITS.get(name, 0):
+            raise CheckFailed(f"{' '.join(words)}: exit status {done.returncode}")
         shutil.copyfile(out / page, PAGES / f"{name}.html")
 
 

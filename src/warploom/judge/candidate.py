@@ -24,6 +24,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from warploom import machine, toolchain
@@ -210,15 +211,14 @@ def _emulated(file: Path, kernel: str) -> EmulatedKernel:
 
 
 def _compiled(file: Path, arch: str) -> bytes:
-    made = file.with_suffix(".judged.cubin")
     tool = toolchain.find("nvcc")
-    done = tool.run("-cubin", f"-arch={arch}", "-std=c++17", "-O3", "-o", str(made), str(file))
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line]
-        raise InputError(f"nvcc refuses {file}: {(errors or ['no message'])[0]}")
-    image = made.read_bytes()
-    made.unlink()
-    return image
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / "candidate.cubin"
+        done = tool.run("-cubin", f"-arch={arch}", "-std=c++17", "-O3", "-o", str(made), str(file))
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            raise InputError(f"nvcc refuses {file}: {(errors or ['no message'])[0]}")
+        return made.read_bytes()
 
 
 def _read(path: Path) -> str:

@@ -106,6 +106,11 @@ class Verdict:
             raise CheckFailed(f"{self.candidate}: {self.findings[0]}")
         return self
 
+    @property
+    def place_named(self) -> str:
+        """Where it was called, in words."""
+        return "an emulated Hopper" if self.place == "emulated" else f"the {self.place.upper()}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data; an infinite error is null."""
         finite = {
@@ -132,6 +137,6 @@ class Verdict:
             lines.append(f"  {name}: relative error {error:.2e}, allowed {bound:.1e}")
         lines += [f"  {one}" for one in (*self.timed, *self.notes)]
         lines.append(
-            f"  {self.calls} calls on {self.place}, seed {self.seed}, {self.seconds:.1f} s"
+            f"  {self.calls} calls on {self.place_named}, seed {self.seed}, {self.seconds:.1f} s"
         )
         return "\n".join(lines)
