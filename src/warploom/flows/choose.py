@@ -21,8 +21,9 @@ from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
 from warploom.kernels.select import DEFAULT, Selected, check_sizes, full_sizes, select
+from warploom.perf.gates import Rates
 from warploom.perf.launch_time import Launch, why_slower
-from warploom.perf.replay import Prediction, Rates, replay
+from warploom.perf.replay import Prediction, replay
 
 MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
 

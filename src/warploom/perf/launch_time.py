@@ -33,7 +33,8 @@ from warploom.errors import CheckFailed, InputError
 from warploom.machine import Machine
 from warploom.machine import load as load_machine
 from warploom.perf.frame import Frame, Strip, bytes_of, loads_of
-from warploom.perf.replay import RULES, Ends, Prediction, Rates, Replay
+from warploom.perf.gates import Rates
+from warploom.perf.replay import RULES, Ends, Prediction, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Op, Program
 from warploom.tile.index import FOLD

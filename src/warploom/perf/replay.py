@@ -2,13 +2,7 @@
 
 What is walked is what ptxas made of the steps: its order, its waits, its stalls. Each steady loop
 of the program is found in the cubin, one warp of each compute group runs it (`timing.partition`),
-and the gates are those of the block program:
-
-    loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
-              its time on the link: an SM's own rate, or its share of L2's when all of them load.
-              Neighbours that ask for the same bytes are served together (`Rates`)
-    slots     a ring's slot is filled again when every group gave it back
-    turns     a group's turn begins when the one before passes it on
+and the gates are those of the block program (`perf.gates`).
 
 Between the loops the warps take the usual way through the machine code, its gates open.
 
@@ -20,30 +14,33 @@ is the fastest of several starts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
-from math import ceil, inf
+from math import inf, prod
 from typing import Any
 
-from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import (
-    Acquire,
     Fill,
     Issue,
-    Publish,
-    Release,
     Step,
-    TurnPass,
-    TurnWait,
-    Wait,
 )
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
+from warploom.perf.gates import (
+    SIGNALS,
+    WAITS,
+    Blocks,
+    Copy,
+    Gates,
+    Rates,
+    loading_of,
+    section_of,
+)
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.decode.opcodes import Pipe
@@ -60,14 +57,11 @@ from warploom.tile import Program
 RULES = 4  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
-KIB = 1024
-BOX = 128  # bytes of a row that one copy instruction brings
 WARPS = 4  # of a group
 MATMUL_ROWS = 64  # of the first operand of a matrix instruction
 OPERAND_BYTES = 32  # of a row that a matrix instruction reads
 BANK_BYTES, LANE_CYCLES = 128, 4  # of a warp's access of 32 bits a lane, and its cycles in the pipe
-WAITS = Wait | TurnWait
-SIGNALS = Release | TurnPass
+TURN_BYTES, TURN_INSTRUCTIONS = 512, 6  # of a step of warps that turn operands
 
 
 @dataclass(frozen=True)
@@ -128,9 +122,6 @@ class Replay:
         return cls(loops, Ends(**data["ends"]))
 
 
-Rates = Mapping[str, float]  # cycles in which an SM gets a KiB of a load, by its label
-
-
 def replay(
     program: Program,
     schedule: KernelSchedule,
@@ -170,18 +161,6 @@ def of_walks(walks: Sequence[Walk], block: BlockProgram, kernel: Kernel) -> Repl
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A use of a ring's slot, in cycles: its copies begin, are complete, all groups gave it back
-    (infinite, where the walk ended before)."""
-
-    ring: str
-    slot: int
-    begun: float
-    complete: float
-    freed: float
-
-
-@dataclass(frozen=True)
 class Walk:
     """The walk of one loop from the start that was fastest.
 
@@ -217,7 +196,7 @@ def walked(
             block.placement, loop, table, copies=copies, skip_unit=schedule.launch.skip_unit
         )
         bounds = lower_bounds(problem.graph, problem.target)
-        sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
+        sections = [section_of(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):
             continue
         steady, unroll = _counterpart(loops, sections[0], problem.graph)
@@ -251,16 +230,6 @@ def machine_bound(bounds: Bounds) -> tuple[int, str]:
 def cycles_of(found: Mapping[str, Prediction]) -> float:
     """Cycles an iteration of all loops together."""
     return sum(one.cycles for one in found.values())
-
-
-def _section(block: BlockProgram, index: str, part: int) -> Pipeline:
-    role = next(role for role in block.roles if role.part == part and not role.loads)
-    return next(s for s in role.sections if isinstance(s, Pipeline) and s.loop.index == index)
-
-
-def _loader(block: BlockProgram, index: str) -> Pipeline:
-    role = next(role for role in block.roles if role.loads)
-    return next(s for s in role.sections if isinstance(s, Pipeline) and s.loop.index == index)
 
 
 # ---- which loop of the machine code it is
@@ -377,8 +346,14 @@ def _events(
             add("smem", groups * WARPS * slot.occupancy * BANK_BYTES / LANE_CYCLES)
         elif slot.reads:
             add("instruction", groups * WARPS)
-    for step in _loader(block, index).steady:
-        if isinstance(step, Fill) and step.op.dst is not None:
+    for step in (step for section in loading_of(block, index) for step in section.steady):
+        if not isinstance(step, Fill) or step.op.dst is None:
+            continue
+        size = prod(step.op.dst.type.shape) * step.op.dst.type.dtype.bytes
+        if block.is_turned(block.ring(step.ring)):
+            add("smem", 2 * size)
+            add("instruction", size / TURN_BYTES * TURN_INSTRUCTIONS)
+        else:
             add("copy", block.home(step.op.dst.name)[1].tile.bytes)
     return found
 
@@ -394,165 +369,9 @@ def _pace(
 ) -> tuple[float, Partition, tuple[Copy, ...]]:
     groups = block.placement.parts * block.launch.resident
     passes = max(8, ITERATIONS // unroll)
-    gates = _Blocks([_Gates(block, index, table, rates) for _ in range(block.launch.resident)])
+    gates = Blocks([Gates(block, index, table, rates) for _ in range(block.launch.resident)])
     walk = Partition([code] * groups, [late * group for group in range(groups)], None, gates)
     ends = walk.run(passes)
     half = passes // 2
     pace = max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
     return pace, walk, gates.blocks[0].copies()
-
-
-def _uses(steps: Sequence[Step], ring: str) -> int:
-    """How many of a group's waits, or releases, are of a ring."""
-    return sum(isinstance(step, Wait | Release) and step.ring == ring for step in steps)
-
-
-class _Blocks:
-    """Gates of the blocks that share an SM: groups of one, then those of the next."""
-
-    def __init__(self, blocks: Sequence[_Gates]) -> None:
-        self.blocks = blocks
-
-    def opens(self, group: int, number: int) -> float | None:
-        """As of the group's own block."""
-        block, part = divmod(group, self.blocks[0].parts)
-        return self.blocks[block].opens(part, number)
-
-    def signals(self, group: int, number: int, now: float) -> None:
-        """As of the group's own block."""
-        block, part = divmod(group, self.blocks[0].parts)
-        self.blocks[block].signals(part, number, now)
-
-
-class _Gates:
-    """Loads, slots and turns of one loop, as `partition.Gates`."""
-
-    def __init__(self, block: BlockProgram, index: str, table: CostTable, rates: Rates) -> None:
-        self.block, self.table, self.rates = block, table, rates
-        self.parts = block.placement.parts
-        self.sections = [_section(block, index, part) for part in range(self.parts)]
-        self.waits = [[s for s in one.steady if isinstance(s, WAITS)] for one in self.sections]
-        self.gives = [[s for s in one.steady if isinstance(s, SIGNALS)] for one in self.sections]
-        self.full: dict[str, list[float]] = {}
-        self.freed: dict[str, dict[int, list[float]]] = {}
-        self.begun: dict[str, list[float]] = {}  # when the copies into a slot began
-        self.passed: list[list[float]] = [[] for _ in range(self.parts)]
-        self.passed[0].append(0.0)
-        self.turns = [0] * self.parts
-        # What the iterations started ahead have waited for, given back and passed on.
-        self.waited = [self._ahead(one, Wait) for one in self.sections]
-        self.given = [self._ahead(one, Release) for one in self.sections]
-        for part in range(self.parts):
-            for ring, count in self.given[part].items():
-                for use in range(count):
-                    self._releases(ring, use).append(0.0)
-        self.loader = self._loads(_loader(block, index))
-        self.blocked = False
-
-    def _ahead(self, section: Pipeline, kind: type[Wait | Release]) -> dict[str, int]:
-        count: dict[str, int] = {}
-        for step in (step for steps in section.prologue for step in steps):
-            if isinstance(step, kind):
-                count[step.ring] = count.get(step.ring, 0) + 1
-        return count
-
-    def _releases(self, ring: str, use: int) -> list[float]:
-        return self.freed.setdefault(ring, {}).setdefault(use, [])
-
-    def opens(self, group: int, number: int) -> float | None:
-        """When the group's wait of that number is over; None: not known yet."""
-        own = self.waits[group]
-        turn, place = divmod(number, len(own))
-        step = own[place]
-        if isinstance(step, TurnWait):
-            each = sum(isinstance(one, TurnWait) for one in own)
-            before = sum(isinstance(one, TurnWait) for one in own[:place])
-            given = self.passed[group]
-            at = turn * each + before
-            return given[at] + self.table.value("barrier.named") if at < len(given) else None
-        each = _uses(own, step.ring)
-        before = _uses(own[:place], step.ring)
-        use = self.waited[group].get(step.ring, 0) + turn * each + before
-        slots = self.full.setdefault(step.ring, [])
-        while len(slots) <= use:
-            self.blocked = False
-            next(self.loader)
-            if self.blocked:
-                return None
-        return slots[use]
-
-    def signals(self, group: int, number: int, now: float) -> None:
-        """The group gives a slot back, or its turn on."""
-        own = self.gives[group]
-        turn, place = divmod(number, len(own))
-        step = own[place]
-        if isinstance(step, TurnPass):
-            self.passed[(group + 1) % self.parts].append(now)
-            return
-        each = _uses(own, step.ring)
-        before = _uses(own[:place], step.ring)
-        use = self.given[group].get(step.ring, 0) + turn * each + before
-        self._releases(step.ring, use).append(now)
-
-    def copies(self) -> tuple[Copy, ...]:
-        """Every use of a slot that was filled in the walk, and not before it."""
-        found: list[Copy] = []
-        for ring, begun in self.begun.items():
-            depth = self.block.ring(ring).depth
-            for use, begin in list(enumerate(begun))[depth:]:
-                given = self._releases(ring, use)
-                freed = max(given) if len(given) == self.parts else inf
-                found.append(Copy(ring, use % depth, begin, self.full[ring][use], freed))
-        return tuple(found)
-
-    def _loads(self, section: Pipeline) -> Generator[None, None, None]:
-        """The loading thread: yields after every slot published, and blocked before one that is
-        not given back."""
-        now, link, began = 0.0, 0.0, 0.0
-        uses: dict[str, int] = {}
-        while True:
-            complete = now
-            for step in section.steady:
-                if not isinstance(step, Acquire | Fill | Publish):
-                    continue
-                ring = step.ring
-                if uses.get(ring, 0) < self.block.ring(ring).depth:
-                    complete = 0.0  # the walk begins with full rings
-                    if not isinstance(step, Publish):
-                        continue
-                if isinstance(step, Acquire):
-                    before = uses[ring] - self.block.ring(ring).depth
-                    while before >= 0 and len(self._releases(ring, before)) < self.parts:
-                        self.blocked = True
-                        yield
-                    if before >= 0:
-                        wake = self.table.value("barrier.wait")
-                        now = max(
-                            now + self.table.value("barrier.poll"),
-                            max(self._releases(ring, before)) + wake,
-                        )
-                    complete = began = now
-                elif isinstance(step, Fill):
-                    size, issues = self._copy(step)
-                    now += issues * self.table.value("load.issue")
-                    every = self.table.value("load.per_kib_all")
-                    share = size / KIB * self.rates.get(step.op.label, every)
-                    share *= self.block.launch.resident
-                    link = max(link, now - share) + share
-                    alone = now + size / KIB * self.table.value("load.per_kib")
-                    arrived = max(alone, link) + self.table.value("load.latency")
-                    complete = max(complete, arrived)
-                else:
-                    uses[ring] = uses.get(ring, 0) + 1
-                    self.full.setdefault(ring, []).append(complete)
-                    self.begun.setdefault(ring, []).append(began)
-                    yield
-
-    def _copy(self, step: Fill) -> tuple[int, int]:
-        """Bytes that this block loads for one tile, and the copies it takes."""
-        assert step.op.dst is not None
-        kind, plan = step.op.dst.type, self.block.launch
-        size = self.block.home(step.op.dst.name)[1].tile.bytes
-        if is_multicast(self.block.placement.program, plan, step.op):
-            size //= plan.cluster[1]
-        return size, max(1, ceil(kind.shape[-1] * kind.dtype.bytes / BOX))

@@ -16,7 +16,8 @@ from typing import Any
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Issue, Release, Step, TurnPass, TurnWait, Wait
 from warploom.codegen.passes.lower import lower
-from warploom.perf.replay import Rates, Walk, walked
+from warploom.perf.gates import Rates
+from warploom.perf.replay import Walk, walked
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.timing.partition import GATE, MATMUL, SIGNAL

@@ -110,8 +110,7 @@ def _computed(
     ops = [
         op
         for op in _ops(section)
-        if op.id in placement.fusion.kept
-        and not (op.dst and placement.is_shared(op.dst))
+        if op.id in placement.fusion.kept and not (op.dst and placement.is_shared(op.dst))
     ]
     if not isinstance(section, Loop):
         return Straight(tuple(start_of(op) for op in ops))
@@ -129,7 +128,8 @@ def _computed(
 def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> list[At]:
     chosen: Mapping[str, int] = times.params.get("release", {})
     placement, role = block.placement, Role("", 0, 0, (), part)
-    called = {ring.name: name for name, (ring, _) in local_rings(placement, block.rings, loop).items()}
+    local = local_rings(placement, block.rings, loop)
+    called = {ring.name: name for name, (ring, _) in local.items()}
     result: list[At] = []
     for name in sorted(block.taken_in(role, loop)):
         own = called[name]
