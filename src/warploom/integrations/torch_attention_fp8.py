@@ -1,9 +1,9 @@
 """Attention of 8-bit elements as PyTorch operators: `attention_fp8` and `ordered_values`.
 
 q, k and v are `torch.float8_e4m3fn` with factors in fp32, one of a tensor or one of every head. The
-matmul of weights and values wants keys last and in another order (`kernels.attention.values`):
-`attention_fp8` takes v as it is and puts it into that order first, by a kernel of its own, or takes
-what `ordered_values` gave, for those that use it more than once.
+matmul of weights and values wants keys last and in another order (`kernels.attention.values`): the
+kernel turns v on its way through shared memory, or takes what `ordered_values` gave, which saves
+that work where values are used often.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def _check(args: tuple[Any, ...]) -> AttentionConfig:
         group=heads // kv_heads,
         scale=scale,
         head_scales=not single,
+        ordered=ordered,
         out=BF16 if scale_o is None else E4M3,
     )
 
@@ -112,7 +113,7 @@ def _fake(*args: Any) -> Any:
 
 def _run(*args: Any) -> Any:
     config, out = _check(args), _fake(*args)
-    q, k, v, scale_q, scale_k, scale_v, scale_o, *_, ordered = args
+    q, k, v, scale_q, scale_k, scale_v, scale_o, *_ = args
     if out.numel() == 0:
         return out
     if k.numel() == 0:
@@ -124,7 +125,7 @@ def _run(*args: Any) -> Any:
         q,
         lambda: build(attention_program(config), choice.schedule(config), "sm_90a", choice.allow),
     )
-    arrays = {"q": q, "k": k, "v": v if ordered else _ordered(v), "o": out}
+    arrays = {"q": q, "k": k, "v": v, "o": out}
     factors = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     shaped = {n: x.contiguous() if config.head_scales else x.view(1) for n, x in factors.items()}
     if scale_o is not None:

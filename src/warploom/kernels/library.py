@@ -121,7 +121,7 @@ def _attention_sizes(
         sizes["heads"] = max(1, pairs) * config.group
     if "kv_heads" not in given:
         sizes["kv_heads"] = sizes["heads"] // config.group
-    if config.narrow:
+    if config.ordered:
         sizes["places"] = -(-sizes["keys"] // QUAD_PLACES) * QUAD_PLACES
     heads, kv_heads = sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads != kv_heads * config.group:

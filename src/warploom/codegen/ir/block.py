@@ -221,6 +221,11 @@ class BlockProgram:
         own = {r.name for r in self.rings if self.is_raw(r) == role.transposes and not role.loads}
         return self.filled_in(loop) & own
 
+    def filled_by(self, role: Role, loop: Loop) -> set[str]:
+        """The rings whose slots a role that loads or transposes fills in a loop."""
+        own = {ring.name for ring in self.rings if self.is_turned(ring) == role.transposes}
+        return self.filled_in(loop) & own
+
     def rewritten(self, change: Callable[[Role, Section], Sequence[Section]]) -> BlockProgram:
         """The block program with every section replaced by what `change` makes of it."""
         roles = tuple(

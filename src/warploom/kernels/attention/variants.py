@@ -37,14 +37,22 @@ def takes(base: AttentionConfig, point: Point) -> bool:
     if base.exact and (lazy or optimistic):
         return False
     if base.narrow:
-        # Fragments of 32 keys; results are wider than queries; weights saturate.
-        unfit = point.options.get("store") == "over"
-        return _tile(point)[1] % 32 == 0 and not unfit
+        # Fragments of 32 keys; results are wider than queries.
+        unfit = point.options.get("store") == "over" or _tile(point)[1] % 32 > 0
+        return not unfit and (base.ordered or _turns(base, point))
     # The first block of a window has no key for some rows, whose warps then weigh the next
     # one twice: optimistic rescaling gets 0.97 of the same tile's rate.
     windowed = base.window is not None and optimistic
     paired = base.packed and "cluster_m" in dict(point.settings)
     return not ((base.rescale_threshold and optimistic) or windowed or paired)
+
+
+def _turns(base: AttentionConfig, point: Point) -> bool:
+    """Whether there is room for turning values: beside three groups the warps that do it have no
+    registers for tasks that are not of one length, and the turned values are two slots more."""
+    rows, keys = _tile(point)
+    uneven = "balance" in point.options or base.causal
+    return not (rows > 128 and uneven) and (base.head_dim <= 128 or keys <= 96)
 
 
 def configured(base: AttentionConfig, point: Point) -> AttentionConfig:
@@ -86,8 +94,9 @@ def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arr
     rows, keys, heads = given["rows"], given["keys"], given["heads"]
     dims = {"heads": heads, "kv_heads": heads // config.group, "d": config.head_dim, "one": 1}
     if not config.packed:
-        places = -(-keys // QUAD_PLACES) * QUAD_PLACES
-        return {**dims, "batch": 1, "rows": rows, "keys": keys, "places": places}, {}
+        if config.ordered:
+            dims["places"] = -(-keys // QUAD_PLACES) * QUAD_PLACES
+        return {**dims, "batch": 1, "rows": rows, "keys": keys}, {}
     tiles = task_table(rows, keys, config.tile[0])
     bounds = {name: np.cumsum([0, *of]) for name, of in (("row", rows), ("key", keys))}
     dims |= {f"{name}_tokens": int(of[-1]) for name, of in bounds.items()}
