@@ -12,7 +12,9 @@ of each sequence; `k, v: [batch, kv_heads, keys, d]`, or paged `[pages, page_key
 with `table: [batch, columns]`, which says where the pages of a sequence are. Query r of n stands
 at key position length - n + r. `o: [batch, kv_heads, rows, d]`, or in parts `parts: [batch,
 kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in powers of 2).
-`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well.
+`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well. Of
+8-bit elements q, k and v are times `scale_q, scale_k, scale_v: [batch, kv_heads]`, and o is bf16;
+values are turned on their way through shared memory (`fuse.turned_operands`).
 
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
@@ -29,6 +31,8 @@ from warploom.errors import InputError
 from warploom.kernels.attention.program import LOG2E, refuse_scale
 from warploom.tile import (
     BF16,
+    E4M3,
+    FP16,
     FP32,
     INT32,
     Array,
@@ -99,10 +103,10 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
         refuse_scale(self.scale)
-        if self.head_dim not in HEADS or self.dtype.bits != 16:
+        if self.head_dim not in HEADS or self.dtype not in (BF16, FP16, E4M3):
             raise InputError(
-                f"decode of {self.dtype} heads of {self.head_dim}: expected bf16 or fp16 and one "
-                f"of {', '.join(map(str, HEADS))}"
+                f"decode of {self.dtype} heads of {self.head_dim}: expected bf16, fp16 or e4m3 and "
+                f"one of {', '.join(map(str, HEADS))}"
             )
         if self.page is not None and self.page not in PAGES:
             raise InputError(
@@ -126,6 +130,21 @@ class DecodeConfig:
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
 
     @property
+    def narrow(self) -> bool:
+        """8-bit elements."""
+        return self.dtype.bits == 8
+
+    @property
+    def result(self) -> DType:
+        """The element type of o."""
+        return BF16 if self.narrow else self.dtype
+
+    @property
+    def lift(self) -> float:
+        """The power of 2 that the weight of a row's largest score is (`AttentionConfig.lift`)."""
+        return 4.0 if self.narrow else 0.0
+
+    @property
     def arrays(self) -> dict[str, Array]:
         """The parameters of `decode`."""
         rows = "batch kv_heads rows d"
@@ -134,8 +153,10 @@ class DecodeConfig:
         found |= {"v": array(self.dtype, keys), "lengths": array(INT32, "batch")}
         if self.page:
             found["table"] = array(INT32, "batch columns")
+        if self.narrow:
+            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "qkv"}
         if not self.split:
-            return {**found, "o": array(self.dtype, rows)}
+            return {**found, "o": array(self.result, rows)}
         parts = "batch kv_heads splits rows"
         return {**found, "parts": array(FP32, f"{parts} d"), "sums": array(FP32, parts)}
 
@@ -161,28 +182,31 @@ def _decode(
     length, rows = minimum_index(read(lengths, batch), room), span(i * height, height)
     first, last = _blocks(config, length, split, splits)
     queries = load(q, batch, kv_head, rows, d)
+    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in "qkv" if config.narrow}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
     acc = zeros(rows=height, d=config.head_dim)
     for j in loop(first, last):
         keys, values = _block(config, (k, v), rest.get("table"), (batch, kv_head, j, length))
-        scores = _scores(config, queries @ keys)
+        scores, factor = _scores(config, queries @ keys, scales)
         seen = _visible(config, coordinate("rows", height, i * height), j * width, length)
         scores[:] = where(seen, scores, -math.inf)
-        factor = LOG2E if config.softcap else config.factor * LOG2E
-        highest = maximum(base, max_along(scores, "keys") * factor)
+        block = max_along(scores, "keys") * factor
+        highest = maximum(base, block - config.lift if config.lift else block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2(base - under)
         weights = exp2(scores * factor - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        packed = weights.cast(config.dtype)
+        ordered = weights.quad_order("keys") if config.narrow else weights
+        packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ values
     none = total.equals(0.0)
-    out = acc * where(none, 0.0, reciprocal(total))
+    share = where(none, 0.0, reciprocal(total))
+    out = acc * (share * scales["v"] if config.narrow else share)
     if not config.split:
-        return store(rest["o"], batch, kv_head, rows, d, tile=out.cast(config.dtype))
+        return store(rest["o"], batch, kv_head, rows, d, tile=out.cast(config.result))
     store(rest["parts"], batch, kv_head, split, rows, d, tile=out)
     sums = where(none, -math.inf, base + log2(total))
     return store(rest["sums"], batch, kv_head, split, rows, tile=sums)
@@ -213,7 +237,7 @@ def _block(
     width, d = config.tile[1], span(0, config.head_dim)
     if table is None or config.page is None:
         keys, values = (load(c, batch, kv_head, span(j * width, width), d) for c in caches)
-        return keys, values
+        return keys, _operand(config, values)
     page = config.page
     last = cdiv(length, page) - 1
     if page >= width:
@@ -224,13 +248,23 @@ def _block(
         pages = [read(table, batch, minimum_index(j * count + n, last)) for n in range(count)]
         tokens = span(0, page, "keys")
     keys, values = (load(cache, pages, tokens, kv_head, d) for cache in caches)
-    return keys, values
+    return keys, _operand(config, values)
 
 
-def _scores(config: DecodeConfig, scores: Tile) -> Tile:
+def _operand(config: DecodeConfig, values: Tile) -> Tile:
+    return values.T.quad_order("keys") if config.narrow else values
+
+
+def _scores(
+    config: DecodeConfig, scores: Tile, scales: dict[str, Tile]
+) -> tuple[Tile, Tile | float]:
+    """The scores, and what multiplies them in the exponent."""
+    factor: Tile | float = config.factor
+    if config.narrow:
+        factor = scales["q"] * scales["k"] * factor
     if not config.softcap:
-        return scores
-    return tanh(scores * (config.factor / config.softcap)) * config.softcap
+        return scores, factor * LOG2E
+    return tanh(scores * (factor * (1.0 / config.softcap))) * config.softcap, LOG2E
 
 
 def _visible(config: DecodeConfig, row_at: Tile, first_key: Index, length: Index) -> Tile:
@@ -307,7 +341,7 @@ def combine(config: DecodeConfig, splits: int) -> Program:
     or of `splits` parts of so many keys each at a time."""
     names = ("parts", "sums", "lengths") if config.part else ("parts", "sums")
     arrays = {name: config.arrays[name] for name in names}
-    arrays["o"] = array(config.dtype, "batch queries kv_heads group d")
+    arrays["o"] = array(config.result, "batch queries kv_heads group d")
     body = _combine_equal if config.part else _combine
     return trace(body, arrays, name="combine", config=config, splits=splits)
 
@@ -331,7 +365,7 @@ def _put_row(
     out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
     query, head = row // config.group, row % config.group
     d = span(0, config.head_dim)
-    store(o, batch, query, kv_head, head, d, tile=out.cast(config.dtype))
+    store(o, batch, query, kv_head, head, d, tile=out.cast(config.result))
 
 
 def _combine_equal(
