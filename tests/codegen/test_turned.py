@@ -25,7 +25,6 @@ from warploom.perf.replay import replay
 from warploom.tile import E4M3, interpret
 from warploom.tile.interpret import bind
 
-
 PLAIN = LaunchPlan()
 
 
