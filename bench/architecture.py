@@ -41,6 +41,7 @@ ENTRY_POINTS = (
     ".flows.pack",  # python -m warploom.flows.pack
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.torch_attention_fp8",
+    ".integrations.torch_cache",
     ".integrations.torch_decode",
     ".integrations.torch_gemm",
     ".integrations.torch_op",

@@ -320,7 +320,8 @@ def planned(
     packed rows by `combine`.
     """
     rows = queries * config.group
-    config = replace(config, tile=(64 if rows <= 64 else 128, config.tile[1]))
+    # Blocks of as many bytes, whatever the elements have.
+    config = replace(config, tile=(64 if rows <= 64 else 128, 128 if config.narrow else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tasks = heads * -(-rows // config.tile[0])
