@@ -124,7 +124,8 @@ DEVICE void turn_tile(unsigned to, unsigned from) {
   unsigned last = to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth;
 #pragma unroll 1
   for (unsigned col = warp * 16; col < kCols; col += kWarps * 16, last += kWarps * 16 * kWidth) {
-    const unsigned at = (first ^ col % kFrom) + col / kFrom * (kKeys * kFrom);
+    const unsigned panel = kCols > kFrom ? col / kFrom : 0;
+    const unsigned at = (first ^ col % kFrom) + panel * (kKeys * kFrom);
 #pragma unroll
     for (int key = 0; key < kKeys; key += 32) {
       unsigned x[4];
