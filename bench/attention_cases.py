@@ -105,25 +105,18 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-dynamic16-overlap-early-optimistic",
         "128x128-dynamic16-pingpong-overlap-early-optimistic",
         "128x160-dynamic16-overlap-early-optimistic",
-        "192x128-serpentine1-serial-lazy",
     ),
     "fp8 d64": (
         "192x128-prefetch",
         "192x96-prefetch-cooperative-early-optimistic",
         "192x96-overlap-early-optimistic",
         "128x192-overlap-early-optimistic",
-        "128x192-prefetch-early-optimistic",
     ),
     "fp8 d64 causal": (
-        "192x128-dynamic16-overlap",
-        "192x96-dynamic16-overlap-early-optimistic",
         "128x128-dynamic16-overlap-early-optimistic",
         "128x192-dynamic16-overlap-early-optimistic",
     ),
-    "fp8 d256": (
-        "128x128-prefetch-early-lazy",
-        "128x96-prefetch-early-optimistic",
-    ),
+    "fp8 d256": ("128x96-prefetch-early-optimistic",),
     "fp8 d256 causal": (
         "128x64-dynamic16-cooperative",
         "128x96-dynamic16-early-optimistic",

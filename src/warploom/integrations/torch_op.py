@@ -177,10 +177,11 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
     """Query heads a key head; raises `InputError` for what the kernel does not take."""
     check_devices("attention", {"q": q, "k": k, "v": v})
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if q.dim() != 4 or k.dim() != 4 or tuple(k.shape) != tuple(v.shape):
+    whole = all(one.dim() == 4 for one in (q, k, v))
+    if not whole or tuple(k.shape[:3]) != tuple(v.shape[:3]) or v.shape[3] > k.shape[3]:
         raise InputError(
             f"attention of {shapes}: expected [batch, heads, rows, d] and twice "
-            "[batch, kv_heads, keys, d]"
+            "[batch, kv_heads, keys, d], the last one with d or fewer columns"
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise InputError(f"attention of {shapes}: batch and head sizes must agree")
@@ -201,8 +202,8 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
 def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
-    def results(q: Any) -> Any:
-        out = q.new_empty(q.shape)
+    def results(q: Any, v: Any) -> Any:
+        out = q.new_empty((*q.shape[:3], v.shape[3]))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
     def kernel_of(q: Any, k: Any, v: Any, *options: Any) -> Any:
@@ -210,6 +211,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         base = AttentionConfig(
             dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
             head_dim=q.shape[3],
+            value_dim=None if v.shape[3] == q.shape[3] else v.shape[3],
             causal=causal,
             window=window,
             group=_attention_check(q, k, v, window, scale),
@@ -227,7 +229,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         )
 
     def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        made = results(q)
+        made = results(q, v)
         if q.numel() == 0:
             _attention_check(q, k, v, *options[1:3])
             return made
@@ -240,7 +242,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
         _, window, scale, *_ = options
         _attention_check(q, k, v, window, scale)
-        return results(q)
+        return results(q, v)
 
     return run, fake
 
@@ -290,13 +292,19 @@ def attention(
     batch_invariant: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]` and twice `[batch, kv_heads,
-    keys, d]`; where a gradient is wanted, by the operator that keeps lse for it.
+    keys, d]`, of which v may have fewer columns; where a gradient is wanted, by the operator that
+    keeps lse for it, of equal head sizes.
 
     Raises `InputError` for what no kernel takes. Gradients are the same in every run under
     `torch.use_deterministic_algorithms(True)`. `batch_invariant`: the kernel is chosen for one
     sequence, so that the bits of o are the same in every batch.
     """
     trained = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
+    if trained and v.shape[-1] != q.shape[-1]:
+        raise InputError(
+            f"attention of q {list(q.shape)} and v {list(v.shape)} has no gradient: expected equal "
+            "head sizes, or torch.no_grad()"
+        )
     if trained:
         return attention_with_lse(q, k, v, causal, window, scale, exact, batch_invariant)[0]
     return _inference(q, k, v, causal, window, scale, exact, batch_invariant)

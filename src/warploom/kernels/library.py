@@ -116,6 +116,8 @@ def _attention_sizes(
 ) -> None:
     """What was not given of d, heads and kv_heads follows from the rest."""
     sizes["d"] = config.head_dim
+    if config.value_dim:
+        sizes["e"] = config.value_dim
     if "heads" not in given:
         pairs = sizes["kv_heads"] if "kv_heads" in given else sizes["heads"] // config.group
         sizes["heads"] = max(1, pairs) * config.group

@@ -28,6 +28,7 @@ from warploom.tile import (
     DType,
     Index,
     Program,
+    Span,
     Tile,
     array,
     cdiv,
@@ -70,6 +71,8 @@ class AttentionConfig:
     """What is static in attention: element types, head size, masks, and how a tile is computed.
 
     group       query heads that share one key head
+    value_dim   the head size of v and o where it is another one (multi-head latent attention reads
+                its prompts with 192 and 128)
     window      a row at position p sees keys p - window + 1 ... p; None: all
     scale       the factor on q k^T, above 0; None: 1 / sqrt(head_dim)
     packed      sequences of different lengths stand behind one another (`task_table`)
@@ -98,6 +101,7 @@ class AttentionConfig:
 
     dtype: DType = BF16
     head_dim: int = 128
+    value_dim: int | None = None
     causal: bool = False
     window: int | None = None
     group: int = 1
@@ -167,6 +171,11 @@ class AttentionConfig:
         return self.out or (BF16 if self.narrow else self.dtype)
 
     @property
+    def values(self) -> Span:
+        """The columns of v and o: an axis of their own where they are not as wide as q and k."""
+        return span(0, self.value_dim or self.head_dim, "e" if self.value_dim else "d")
+
+    @property
     def lift(self) -> float:
         """The power of 2 that the weight of a row's largest score is: 8-bit weights would lose what
         is below 2 ** -9."""
@@ -179,8 +188,11 @@ class AttentionConfig:
         if self.packed:
             rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
         specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
-        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.ordered else keys)
-        specs["o"] = array(self.result, rows)
+        wide = self.values.axis
+        specs["v"] = array(
+            self.dtype, f"batch kv_heads {wide} places" if self.ordered else f"{keys[:-1]}{wide}"
+        )
+        specs["o"] = array(self.result, f"{rows[:-1]}{wide}")
         if self.narrow:
             dims = dict.fromkeys("kv", "batch kv_heads") | {"q": "batch heads"}
             dims = dims if self.head_scales else dict.fromkeys("qkv", "one")
@@ -244,12 +256,12 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
     def value_block(j: Index) -> Tile:
         keys = span(j * bk, bk, "keys")
         if config.ordered:
-            return load(v, batch, kv_head, d, keys)
-        block = load(v, batch, kv_head, keys, d)
+            return load(v, batch, kv_head, config.values, keys)
+        block = load(v, batch, kv_head, keys, config.values)
         return block.T.quad_order("keys") if config.narrow else block
 
     def put(out: Tile, natural: Tile | None) -> None:
-        store(o, batch, head, rows, d, tile=out)
+        store(o, batch, head, rows, config.values, tile=out)
         if natural is not None:
             store(rest["lse"], batch, head, rows, tile=natural)
 
@@ -279,19 +291,19 @@ def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **r
     kv_head = head // config.group
     rows = span(first + i * bq, bq, "rows", last)
 
-    def block(of: Array, j: Index) -> Tile:
-        return load(of, span(from_key + j * bk, bk, "keys"), kv_head, d)
+    def block(of: Array, j: Index, columns: Span) -> Tile:
+        return load(of, span(from_key + j * bk, bk, "keys"), kv_head, columns)
 
     def put(out: Tile, natural: Tile | None) -> None:
-        store(o, rows, head, d, tile=out)
+        store(o, rows, head, config.values, tile=out)
         if natural is not None:
             store(rest["lse"], head, rows, tile=natural)
 
     def key_block(j: Index) -> Tile:
-        return block(k, j)
+        return block(k, j, d)
 
     def value_block(j: Index) -> Tile:
-        return block(v, j)
+        return block(v, j, config.values)
 
     queries = load(q, span(first + i * bq, bq, "rows"), head, d)
 
@@ -309,7 +321,7 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         scale = task.factor("q") * task.factor("k") * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     base, total = full(-math.inf, rows=bq), zeros(rows=bq)
-    acc = zeros(rows=bq, d=config.head_dim)
+    acc = zeros(rows=bq, **{config.values.axis: config.value_dim or config.head_dim})
     for j in loop(cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
         scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)

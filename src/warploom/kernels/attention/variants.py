@@ -11,6 +11,7 @@ import numpy as np
 
 from warploom.autosched.points import Point
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention, textbook
 from warploom.kernels.attention.reference import task_table
@@ -24,6 +25,7 @@ HEAD_DIMS = (64, 96, 128, 256)  # the records of the next larger one hold for a 
 # spill (16, 32, 224 causal) or do not fit shared memory (80).
 LARGE_HEADS = range(129, 209)
 FITS_ALL = "128x64"  # its tile and rings fit with every head size
+PANEL_BYTES = 128  # of a row in the panels that stores go through
 MANY = 512  # batch * heads where the caller does not say
 Lengths = int | Sequence[int]  # of one sequence, or of packed ones
 
@@ -93,6 +95,8 @@ def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arr
     """Of `heads` (of the whole batch), `rows` and `keys`; packed: lengths, and heads of one."""
     rows, keys, heads = given["rows"], given["keys"], given["heads"]
     dims = {"heads": heads, "kv_heads": heads // config.group, "d": config.head_dim, "one": 1}
+    if config.value_dim:
+        dims["e"] = config.value_dim
     if not config.packed:
         if config.ordered:
             dims["places"] = -(-keys // QUAD_PLACES) * QUAD_PLACES
@@ -135,9 +139,19 @@ TEMPLATE = Template(
 ATTENTION = Table(Path(__file__).with_name("tuned.toml"), TEMPLATE, kinds, FITS_ALL)
 
 
+def _fits(choice: Variant, d: int, e: int) -> bool:
+    """Whether there is room for tiles of head sizes that the variant was not made for."""
+    rows, keys = _tile(choice.point)
+    queries = 2 if "task" in choice.point.options else 1
+    operands = 2 * (queries * rows * d + 2 * keys * (d + e))
+    return operands + rows * PANEL_BYTES <= shared_limit(1, "sm_90a")
+
+
 def _builds(choice: Variant, config: AttentionConfig) -> bool:
     """Whether the variant's kernel for the configuration does not spill."""
     known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
+    if config.value_dim and not _fits(choice, config.head_dim, config.value_dim):
+        return False
     # Two loops with optimistic rescaling leave no registers for where a sequence lies (76 B at 128
     # full).
     rules = {"split_mask_loop", "optimistic_rescale"}
