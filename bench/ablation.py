@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from warploom.autosched.chosen import shallow
-from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built, build, compile_source
 from warploom.codegen.compile.probe import probe
@@ -58,7 +58,7 @@ class Case:
 
 def _gemm() -> Case:
     config = gemm_kernel.GemmConfig()
-    plan = gemm_kernel.default_schedule(config).launch
+    plan = gemm_kernel.default_policy(config).launch
     names = tuple(name for name in NAMES if name not in ("overlapped", "pingpong"))
     return Case(gemm_kernel.gemm(config), plan, (8192,), names)
 
@@ -119,7 +119,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
         cost_end=end,
         replayed=not added,
     )
-    schedule = schedule_named(case.program, kind, case.launch, search=search)
+    schedule = schedule_for(case.program, Policy(kind, case.launch, search=search))
     if "shallow" in added:
         schedule = shallow(schedule)
     return replace(schedule, pingpong=schedule.pingpong or "pingpong" in added)
@@ -290,7 +290,7 @@ def merge(files: list[Path]) -> None:
 
 def main() -> None:
     """Command line."""
-    args = kb.arguments(__doc__ or "")
+    args = kb.arguments(__doc__ or "", build=("only",))
     if args.mode == "merge":
         merge(args.files)
         return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
@@ -34,7 +34,7 @@ def _choice(name: str, **config: Any) -> Variant:
 
 
 def _plain(config: AttentionConfig) -> KernelSchedule:
-    return multistage(attention(config), 2, LaunchPlan(split="rows"), 2, in_flight=0)
+    return schedule_for(attention(config), Policy("multistage", LaunchPlan(split="rows"), groups=2))
 
 
 TIMED: dict[str, tuple[str, ...]] = {

@@ -23,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from warploom.autosched.schedules import Policy, compiled
 from warploom.evidence import Evidence, write_rows
 
 TARGETS = {"cold": 3.0, "cached": 0.05}  # seconds
@@ -38,20 +39,18 @@ CASES = (
 
 def sample(kernel: str, schedule: str) -> dict[str, object]:
     """One cold build and one from the cache, in this process."""
-    from warploom.autosched.schedules import schedule_named  # noqa: PLC0415
     from warploom.autosched.solve import Search  # noqa: PLC0415
-    from warploom.codegen.compile.build import build  # noqa: PLC0415 (imports are no part of a build)
     from warploom.kernels.library import entry  # noqa: PLC0415
 
     known = entry(kernel)
     config = known.config()
-    plan = known.schedule(config).launch
+    plan = known.policy(config).launch
     found: dict[str, object] = {}
     for name in TARGETS:
         begin, before = time.perf_counter(), _processor()
         program = known.program(config)
         policy, search = ("solve", Search()) if schedule == FIRST else (schedule, None)
-        built = build(program, schedule_named(program, policy, plan, search=search))
+        built = compiled(program, Policy(policy, plan, search=search))
         found[name] = time.perf_counter() - begin
         found[f"{name} processor"] = _processor() - before
         found["compiler"] = built.resources.compiler

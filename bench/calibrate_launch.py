@@ -266,11 +266,11 @@ def source() -> str:
     return "\n".join([HEADER, BODY, COPIES, *(lanes(*one) for one in LANES.items()), *made])
 
 
-def build(path: Path) -> None:
-    """Compile the kernels to a cubin; a note that wgmma is serialised is an error."""
+def build(path: Path, kernels: str) -> None:
+    """Compile kernels to a cubin; a note that wgmma is serialised is an error."""
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "launch.cu"
-        text.write_text(source())
+        text.write_text(kernels)
         done = find("nvcc").run("-cubin", "-arch=sm_90a", "-O3", "-w", "-o", str(path), str(text))
     if done.returncode or "serializ" in done.stdout + done.stderr:
         raise CheckFailed(f"nvcc: {(done.stdout + done.stderr).strip()[-400:]}")
@@ -609,7 +609,7 @@ def main() -> int:
             print(f"{name:20} {cost}")
         print(f"largest residual {max(map(abs, residuals.values())):.1%}")
     elif given.build:
-        build(given.build)
+        build(given.build, source())
     elif given.cubin and given.out:
         measure(given.cubin, given.out)
     else:

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.l2_replay import Level2, Moved, TaskOrder, compulsory_bytes, dram_bytes
 from warploom import machine, toolchain
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.formula import frontend as front
@@ -201,10 +201,10 @@ def build_all() -> None:
     for name, variant in VARIANTS.items():
         if isinstance(variant.config, GemmConfig):
             program = gemm(variant.config)
-            schedule = multistage(program, 4, variant.launch)
+            schedule = schedule_for(program, Policy("inflight", variant.launch, groups=2, depth=4))
         else:
             program = attention(variant.config)
-            schedule = overlapped(program, 2, variant.launch)
+            schedule = schedule_for(program, Policy("pingpong", variant.launch, groups=2, depth=2))
         built = build(program, schedule)
         built.write(FOLDER / name)
         print(f"{name:20} {built.resources.registers} registers, {built.resources.seconds:.0f} s")

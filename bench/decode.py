@@ -33,6 +33,7 @@ from bench import sitting
 from bench.attention_baselines import usable
 from bench.attention_cases import FA4
 from warploom import machine
+from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows, write_rows
@@ -42,7 +43,7 @@ from warploom.kernels.attention.decode import (
     combine,
     combine_schedule,
     decode,
-    decode_schedule,
+    decode_policy,
     planned,
 )
 from warploom.runtime.stats import median_interval
@@ -117,7 +118,7 @@ def build_all(cases: tuple[Case, ...]) -> None:
     for case in cases:
         for own in {case.config, replace(case.config, page=None)}:
             plan = plan_of(own, case)
-            build(decode(plan.config), decode_schedule(plan.config))
+            compiled(decode(plan.config), decode_policy(plan.config))
             if plan.config.split:
                 build(combine(plan.config, plan.room), combine_schedule(plan.config, plan.room))
             print(case.name, plan, flush=True)
@@ -283,7 +284,7 @@ def measured(torch: Any, case: Case) -> Evidence:
         shape=case.name,
         dtype="bf16",
         **kb.provenance(),
-        compiler=build(decode(plan), decode_schedule(plan)).resources.compiler,
+        compiler=compiled(decode(plan), decode_policy(plan)).resources.compiler,
         unit="TB/s",
         better="higher",
         ours=rates["warploom"],

@@ -22,7 +22,8 @@ from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
 from warploom.kernels.rows.choose import row_kernel
 from warploom.kernels.rows.program import RowConfig
-from warploom.kernels.select import DEFAULT, Selected, full_sizes, select
+from warploom.kernels.select import DEFAULT, full_sizes, select
+from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch
 from warploom.perf.replay import replay
 from warploom.perf.trace import PREDICTED, perfetto, predicted

@@ -33,7 +33,8 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch, LaunchTime
 from warploom.perf.replay import replay
 from warploom.runtime.stats import median_interval

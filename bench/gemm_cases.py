@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.tuned import BATCH
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -25,8 +25,10 @@ WIDE = (40, 232)  # registers a thread where the producer needs more than 24
 
 
 def _hand(config: GemmConfig, plan: LaunchPlan, flying: int = 1, depth: int = 4) -> Variant:
-    def make(c: GemmConfig) -> KernelSchedule:
-        return multistage(gemm(c), depth, plan, in_flight=flying, registers=WIDE)
+    policy = Policy("inflight" if flying else "lcsf", plan, 2, depth, registers=WIDE)
+
+    def make(c: GemmConfig) -> KernelSchedule | SimtSchedule:
+        return schedule_for(gemm(c), policy)
 
     return config, make, gemm
 

@@ -33,6 +33,7 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import sitting
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
@@ -51,7 +52,7 @@ from warploom.kernels.gemm.weight_only import (
     WeightOnlyConfig,
     plan_weight_only,
     weight_only,
-    weight_only_schedule,
+    weight_only_policy,
 )
 from warploom.runtime.stats import median_interval
 from warploom.tile import E4M3, Program
@@ -128,7 +129,11 @@ class Case:
         experts, rows, n, k = self.sizes
         if self.kind == "weights8":
             few = plan_weight_only(WeightOnlyConfig(), rows, n)
-            return str(few.tile), weight_only(few), weight_only_schedule(few)
+            return (
+                str(few.tile),
+                weight_only(few),
+                schedule_for(weight_only(few), weight_only_policy(few)),
+            )
         if self.kind == "few":
             choice = choose_gemm(rows, n, k, GemmConfig(b="nk"), 1, sliced=True)
             own = choice.config(GemmConfig(b="nk"))

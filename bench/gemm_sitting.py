@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ def chosen(name: str) -> str:
     return cases.default_of(what, tuple(map(int, shape.split("x"))))  # type: ignore[arg-type]
 
 
-def build_all() -> None:
-    """Compile what the cases need."""
-    names = dict.fromkeys(map(chosen, CASES))
+def build_all(wanted: Sequence[str]) -> None:
+    """Compile what cases need."""
+    names = dict.fromkeys(map(chosen, wanted))
     slices = {cases.VARIANTS[x][0].slices for x in names if cases.VARIANTS[x][0].workspace}
     for name in (*names, *(f"combine{n}" for n in sorted(slices))):
         built = cases.built_of(name)
@@ -154,7 +154,7 @@ def main() -> int:
     args = st.arguments(__doc__ or "", CASES, ("build", "sit", "merge"))
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
-        build_all()
+        build_all(names)
     elif args.mode == "merge":
         merge(args.files)
     else:

@@ -26,6 +26,7 @@ from bench import decode as cases
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.decode import Case, operands, plan_of
+from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.torch_op import NOMINAL_ROWS
@@ -34,7 +35,7 @@ from warploom.kernels.attention.decode import (
     combine,
     combine_schedule,
     decode,
-    decode_schedule,
+    decode_policy,
     planned,
 )
 from warploom.kernels.gemm import program as gemm
@@ -86,7 +87,7 @@ def build_all(names: tuple[str, ...]) -> None:
         equal = plan_of(replace(case.config, part=PART), case)
         some = [planned(case.config, 1, 1, case.sizes[1], 1, splits) for splits in SPLITS]
         for plan in (equal, *some):
-            build(decode(plan.config), decode_schedule(plan.config))
+            compiled(decode(plan.config), decode_policy(plan.config))
             if plan.config.split:
                 build(combine(plan.config, plan.room), combine_schedule(plan.config, plan.room))
         print(name, flush=True)
@@ -143,7 +144,7 @@ def decode_forms(torch: Any, name: str) -> Forms:
 
     size = 4 * batch * keys * case.sizes[3] * case.sizes[4] * 1e-9
     plan = plan_of(replace(case.config, part=PART), case).config
-    compiler = build(decode(plan), decode_schedule(plan)).resources.compiler
+    compiler = compiled(decode(plan), decode_policy(plan)).resources.compiler
     return Forms(draw, {"invariant": call(True), "fastest": call(False)}, size, compiler)
 
 

@@ -54,8 +54,8 @@ def in_shuffled_rounds(
     return samples
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The command line every kernel benchmark has."""
+def arguments(description: str, build: Sequence[str] = ()) -> argparse.Namespace:
+    """The command line every kernel benchmark has; `build` has the options that its build reads."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("mode", choices=("build", "run", "merge"))
     parser.add_argument("files", nargs="*", type=Path, help="merge: evidence files of runs")
@@ -64,7 +64,20 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="run cases that contain one of these")
     parser.add_argument("--stage", default="all", choices=("all", "numerics", "timing"))
     parser.add_argument("--rounds", type=int, default=12)
-    return parser.parse_args()
+    return read_by_mode(parser, {"build": build, "merge": ("files", "fresh")})
+
+
+def read_by_mode(
+    parser: argparse.ArgumentParser, read: Mapping[str, Sequence[str]]
+) -> argparse.Namespace:
+    """The command line; an option that a mode does not read ends it with status 2. `read` has what
+    a mode reads; others read everything."""
+    args = parser.parse_args()
+    known = ("mode", *read.get(args.mode, vars(args)))
+    for name, value in vars(args).items():
+        if name not in known and value not in ([], parser.get_default(name)):
+            parser.error(f"{args.mode} does not read --{name.replace('_', '-')}: leave it out")
+    return args
 
 
 def load_torch() -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import attention_baselines
 from bench import kernel_bench as kb
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
@@ -102,12 +102,12 @@ def made(kind: str, name: str) -> tuple[Program, KernelSchedule]:
     if kind == "gemm":
         step = GEMM[name]
         program = gemm(GemmConfig(tile=(*step.tile, 64)))
-        return program, multistage(program, step.depth, step.launch, step.groups, step.flying)
+        order = "inflight" if step.flying else "lcsf"
+        return program, schedule_for(program, Policy(order, step.launch, step.groups, step.depth))
     step = ATTENTION[name]
     program = attention(AttentionConfig(tile=step.tile, split_mask_loop=step.split_mask_loop))
-    if step.overlap:
-        return program, overlapped(program, step.depth, step.launch, step.groups, pingpong=False)
-    return program, multistage(program, step.depth, step.launch, step.groups, step.flying)
+    order = "overlapped" if step.overlap else "inflight" if step.flying else "lcsf"
+    return program, schedule_for(program, Policy(order, step.launch, step.groups, step.depth))
 
 
 def _folder(kind: str, name: str) -> Path:

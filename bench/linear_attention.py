@@ -25,11 +25,12 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench.kernel_bench import CONTROL, COPY, OURS
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.program import (
     RecurrentConfig,
-    default_schedule,
+    default_policy,
     recurrent,
 )
 from warploom.tile import BF16
@@ -231,7 +232,7 @@ def main() -> None:
     chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
         for name, case in chosen.items():
-            built = build(recurrent(case.config), default_schedule(case.config))
+            built = compiled(recurrent(case.config), default_policy(case.config))
             built.write(folder / kb.slug(name))
         return
     torch = kb.load_torch()

@@ -25,17 +25,18 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import linear_attention as forward
 from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, Case
+from warploom.autosched.schedules import compiled, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.backward import (
     ALLOW,
-    backward_schedule,
+    backward_policy,
     made_arrays,
     parts_of,
     recurrent_backward,
     sizes_of,
 )
-from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention_backward.json"
@@ -211,9 +212,12 @@ def measured(
 def kernels_of(config: RecurrentConfig) -> dict[str, Built]:
     """The forward pass that keeps states, and what a backward pass is."""
     kept = replace(config, states=True)
-    found = {"forward": build(recurrent(kept), default_schedule(kept), allow=ALLOW)}
+    found = {"forward": compiled(recurrent(kept), default_policy(kept), allow=ALLOW)}
     for part in parts_of(config):
-        program, schedule = recurrent_backward(config, part), backward_schedule(config, part)
+        program, schedule = (
+            recurrent_backward(config, part),
+            schedule_for(recurrent_backward(config, part), backward_policy(config, part)),
+        )
         found[part] = build(program, schedule, allow=ALLOW)
     return found
 

@@ -21,11 +21,12 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench.kernel_bench import CONTROL, COPY, OURS
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
-from warploom.kernels.convolution.program import default_schedule, long_convolution
+from warploom.kernels.convolution.program import default_policy, long_convolution
 
 RESULTS = Path(__file__).parent / "results" / "long_convolution.json"
 BATCH, HEADS = 64, 768
@@ -132,7 +133,7 @@ def main() -> None:
     chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
         for name, config in chosen.items():
-            built = build(long_convolution(config), default_schedule(config))
+            built = compiled(long_convolution(config), default_policy(config))
             built.write(folder / kb.slug(name))
         return
     torch = kb.load_torch()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import WarploomError
@@ -80,8 +80,8 @@ def _named(name: str, settings: dict[str, str], schedule: str, arch: str) -> Bui
     config, _ = configure(name, given)
     found = entry(name)
     program = found.program(config)
-    launch = found.schedule(config).launch if arch == "sm_90a" else LaunchPlan()
-    made = schedule_named(program, schedule, launch, arch=arch)
+    launch = found.policy(config).launch if arch == "sm_90a" else LaunchPlan()
+    made = schedule_for(program, Policy(schedule, launch), arch=arch)
     return build(program, made, arch, allow=("spills", "stack", "serialized"))
 
 

@@ -30,7 +30,7 @@ from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
 from warploom.engine.points import Space
-from warploom.engine.search import Found, search, tried
+from warploom.engine.search import SECONDS, Found, search, tried
 from warploom.engine.store import PointStore, Row
 from warploom.evidence import Evidence, write_rows
 from warploom.files import cache_folder
@@ -478,9 +478,11 @@ def main() -> None:
     parser.add_argument("where", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--effort", default="normal")
+    parser.add_argument("--budget", type=float, help="seconds of a search, if not the effort's")
     parser.add_argument("--only", default="", help="cases that contain this")
     parser.add_argument("--seconds", type=float, default=95.0, help="no case begins later")
     args = parser.parse_args()
+    SECONDS[args.effort] = args.budget or SECONDS[args.effort]
     if args.what == "merge":
         kb.merge(RESULTS, args.where)
     elif args.what == "build":

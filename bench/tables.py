@@ -251,6 +251,27 @@ def errors(rows: list[Evidence]) -> str:
     return (
         f"Over {len(found)} launches the median error is {median(found):.1%}; {within} are within "
         f"{WELL:.0%}, the largest is {found[-1]:.0%} ({far.kernel}, {far.shape})."
+        f"{first_choices(rows)}"
+    )
+
+
+def first_choices(rows: list[Evidence]) -> str:
+    """Of every shape with several points how much longer the one that is predicted to be the
+    fastest takes than the one that is; nothing where no shape has several."""
+    shapes: dict[tuple[str, str], list[Evidence]] = {}
+    for row in rows:
+        shapes.setdefault((row.kernel, row.shape), []).append(row)
+    lost = sorted(
+        min(here, key=lambda row: row.baselines["predicted"]).ours / min(row.ours for row in here)
+        - 1.0
+        for here in shapes.values()
+        if len(here) > 1
+    )
+    if not lost:
+        return ""
+    return (
+        f" At {len(lost)} shapes the point predicted to be the fastest takes {median(lost):.1%} "
+        f"longer than the fastest on the median, {lost[-1]:.1%} at most."
     )
 
 

@@ -35,7 +35,8 @@ from warploom.flows.record import renewed, with_rows
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import configure, entry
-from warploom.kernels.select import Selected, full_sizes, select
+from warploom.kernels.select import full_sizes, select
+from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.table import Kind, Row, Table, as_toml
 from warploom.runtime.stats import median_interval
 

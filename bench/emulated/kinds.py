@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom import tile as t
-from warploom.autosched.named import multistage, overlapped
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.source import CudaSource
@@ -48,7 +47,11 @@ def gemm_case(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> C
         "a": random.normal(size=(m, k)), "b": random.normal(size=(k, n)),
         "c": np.full((m, n), np.nan),
     }  # fmt: skip
-    return Case(program, emitted(program, multistage(program, 3, plan)), arrays)
+    return Case(
+        program,
+        emitted(program, schedule_for(program, Policy("inflight", plan, groups=2, depth=3))),
+        arrays,
+    )
 
 
 def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, causal: bool = False) -> Case:
@@ -59,7 +62,7 @@ def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, causal: bool =
     shapes = {"q": rows, "k": keys, "v": keys}
     arrays: Arrays = {n: random.normal(size=(1, 1, count, head)) for n, count in shapes.items()}
     arrays["o"] = np.full((1, 1, rows, head), np.nan)
-    schedule = overlapped(program, 2, plan, 2)
+    schedule = schedule_for(program, Policy("pingpong", plan, groups=2, depth=2))
     return Case(program, emitted(program, schedule), arrays)
 
 
@@ -86,7 +89,7 @@ def _staged() -> Case:
     random = np.random.default_rng(8)
     arrays: Arrays = {n: random.integers(-1, 2, (2, 200, 64)).astype(float) for n in "qkv"}
     arrays["o"] = np.full((2, 200, 64), np.nan)
-    schedule = schedule_named(program, "multistage", LaunchPlan(store="direct"))
+    schedule = schedule_for(program, Policy("multistage", LaunchPlan(store="direct")))
     return Case(program, emitted(program, schedule), arrays)
 
 

@@ -74,20 +74,24 @@ def _module(path: Path) -> ModuleType:
     state = path.stat()
     key = (path.resolve(), state.st_mtime_ns, state.st_size)
     if key not in _modules:
-        _modules[key] = _run(path)
+        name = f"warploom_user_{path.stem}"
+        _modules[key] = called(str(path), lambda: run_file(path, name))
     return _modules[key]
 
 
-def _run(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"warploom_user_{path.stem}", path)
+def run_file(path: Path, name: str) -> ModuleType:
+    """Run a file as the module of that name, with its folder importable meanwhile.
+
+    Raises `InputError` for a file that is not Python's, and what the file raises.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses of the file look their module up
-    loader = spec.loader
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        called(str(path), lambda: loader.exec_module(module))
+        spec.loader.exec_module(module)
     finally:
         sys.path.pop(0)
     return module

@@ -3,7 +3,7 @@
 import numpy as np
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 
 
@@ -40,7 +40,9 @@ def axis_case(groups=1):
         "part": t.array(t.BF16, "rows some"), "counts": t.array(t.INT32, "tiles keys"),
     }  # fmt: skip
     program = t.trace(_axes, arrays, name="axes")
-    schedule = multistage(program, 2, LaunchPlan(split="", store="direct"), groups, in_flight=0)
+    schedule = schedule_for(
+        program, Policy("multistage", LaunchPlan(split="", store="direct"), groups=groups)
+    )
     random = np.random.default_rng(5)
     rows, tiles = 150, 2
     values = {

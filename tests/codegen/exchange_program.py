@@ -3,7 +3,7 @@
 import numpy as np
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 
 ROWS, COLS = 128, 32
@@ -51,7 +51,9 @@ def exchange_case(groups=1):
     }  # fmt: skip
     program = t.trace(_body, arrays, name="exchanges", rows_only=rows_only)
     split = "" if rows_only else "m"
-    schedule = multistage(program, 2, LaunchPlan(split=split, store="direct"), groups)
+    schedule = schedule_for(
+        program, Policy("inflight", LaunchPlan(split=split, store="direct"), groups=groups, depth=2)
+    )
     random = np.random.default_rng(4)
     m, k = 200, 40
     values = {

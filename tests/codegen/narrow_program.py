@@ -3,7 +3,7 @@
 import numpy as np
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 
 ROWS, COLS, DEPTH = 64, 32, 16
@@ -55,7 +55,13 @@ def narrow_case():
         **{name: np.full(n if name == "added" else m, 0.5 if name == "added" else 0)
            for name in FLAT},
     }  # fmt: skip
-    return program, multistage(program, 2, LaunchPlan(split="", store="direct"), 1), values
+    return (
+        program,
+        schedule_for(
+            program, Policy("inflight", LaunchPlan(split="", store="direct"), groups=1, depth=2)
+        ),
+        values,
+    )
 
 
 def _added(a, b, sums, counts, halves):
@@ -83,4 +89,10 @@ def added_case(store="tma"):
         "a": random.integers(-1, 2, (m, k)), "b": random.integers(-1, 2, (k, COLS)),
         **{name: np.ones((m, COLS)) for name in kinds},
     }  # fmt: skip
-    return program, multistage(program, 2, LaunchPlan(split="", store=store), 1), values
+    return (
+        program,
+        schedule_for(
+            program, Policy("inflight", LaunchPlan(split="", store=store), groups=1, depth=2)
+        ),
+        values,
+    )

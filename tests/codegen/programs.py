@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -14,7 +14,9 @@ def gemm_case(m, n, k, depth=3, cluster=1, flying=1, seed=0, **config):
     split = "n" if chosen.swap_ab else "m"
     along = ("m_tile", cluster) if cluster > 1 else ("", 1)
     program = gemm(chosen)
-    schedule = multistage(program, depth, LaunchPlan(split=split, cluster=along), in_flight=flying)
+    plan = LaunchPlan(split=split, cluster=along)
+    policy = Policy("inflight" if flying else "lcsf", plan, groups=2, depth=depth)
+    schedule = schedule_for(program, policy)
     rng = np.random.default_rng(seed)
     arrays = {"a": rng.normal(size=(m, k)), "b": rng.normal(size=(k, n))}
     if chosen.a == "km":
@@ -35,10 +37,9 @@ def attention_case(
     chosen = AttentionConfig(head_dim=32, tile=(64 * groups, 32), **config)
     program = attention(chosen)
     launch = LaunchPlan(split="rows")
-    if kind == "overlapped":
-        schedule = overlapped(program, depth, launch, groups, pingpong)
-    else:
-        schedule = multistage(program, depth, launch, groups, in_flight=0)
+    pair = "pingpong" if pingpong else "overlapped"
+    order = pair if kind == "overlapped" else "lcsf"
+    schedule = schedule_for(program, Policy(order, launch, groups, depth))
     rng = np.random.default_rng(seed)
     heads = chosen.group
     arrays = {

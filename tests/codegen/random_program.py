@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 
 ROWS, COLS, STEP = 64, 32, 16
@@ -135,4 +135,5 @@ def random_case(seed: int, store: str = "direct") -> tuple[t.Program, KernelSche
         values.setdefault(name, np.zeros([sizes[d] for d in text.split()]))
     plan = LaunchPlan(split="", store=store)
     depth = 1 + seed % 3
-    return program, multistage(program, depth, plan, 1, in_flight=min(depth - 1, 1)), values
+    policy = Policy("inflight" if depth > 1 else "lcsf", plan, groups=1, depth=depth)
+    return program, schedule_for(program, policy), values

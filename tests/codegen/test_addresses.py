@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.codegen.hardware import hardware_address
 
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.prelude import PRELUDE
@@ -217,7 +217,12 @@ GEMMS = {
 def gemm_schedule(config, axis="m_tile", blocks=2):
     along = (axis, blocks) if blocks > 1 else ("", 1)
     plan = LaunchPlan(split="n" if config.swap_ab else "m", cluster=along, store_panels=1)
-    return multistage(gemm(config), 2, plan.with_options(store_rows=8 if config.swap_ab else 0))
+    return schedule_for(
+        gemm(config),
+        Policy(
+            "inflight", plan.with_options(store_rows=8 if config.swap_ab else 0), groups=2, depth=2
+        ),
+    )
 
 
 def at_tiles(axis, blocks):
@@ -245,7 +250,7 @@ def test_every_block_of_a_cluster_multiplies_what_was_copied_for_it(name, axis, 
 def test_attention_reads_what_was_copied():
     program = attention(AttentionConfig(tile=(128, 176)))
     launch = LaunchPlan(split="rows", store_panels=1)
-    schedule = overlapped(program, 2, launch)
+    schedule = schedule_for(program, Policy("pingpong", launch, groups=2, depth=2))
     grid = {"batch_tile": 1, "heads_tile": 2, "rows_tile": 3}
     check(program, schedule, lambda rank: grid | {"i": 5, "i_": 5, "i_1": 5})
 

@@ -4,9 +4,10 @@ import pytest
 from tests.codegen import emulate
 from tests.codegen.axis_program import axis_case
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, compiled
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
@@ -47,7 +48,9 @@ def _refused(op):
 
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays)
-    return build(program, multistage(program, 2, LaunchPlan(split="", store="direct"), 1))
+    return compiled(
+        program, Policy("inflight", LaunchPlan(split="", store="direct"), groups=1, depth=2)
+    )
 
 
 REFUSED = {
@@ -91,7 +94,7 @@ def _transposed_operand(x_type, change):
     arrays = {"a": t.array(x_type, "k m"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays)
     plan = LaunchPlan(split="", store="direct")
-    return lower(program, multistage(program, 2, plan, 1))
+    return lowered(program, Policy("inflight", plan, groups=1, depth=2))
 
 
 def test_the_remedies_for_a_transposed_register_operand_are_ones():

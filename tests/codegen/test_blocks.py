@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.oracle.simulate import simulate
-from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.tile.ops import TAKEN_OFF
 
@@ -65,7 +65,7 @@ def kept(found):
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_the_emitted_kernel_does_what_the_program_says(arch):
     values = case()
-    block = lower(PROGRAM, schedule_named(PROGRAM, "multistage", arch=arch))
+    block = lowered(PROGRAM, Policy("multistage"), arch=arch)
     source = (emit if arch == "sm_90a" else emit_sm80)(block)
     library = emulate.compile_all([source], None)
     meant = kept(t.interpret(PROGRAM, values))
@@ -105,7 +105,7 @@ def test_other_tiles_are_refused(make, said):
         arrays = {n: t.array(t.BF16 if n in "ab" else t.FP32, ARRAYS[n]) for n in ("a", "b")}
         arrays["inverse"] = t.array(t.FP32, "m n")
         program = t.trace(wrong, arrays, name="wrong")
-        return emit(lower(program, schedule_named(program, "multistage")))
+        return emit(lowered(program, Policy("multistage")))
 
     with pytest.raises(InputError, match=re.escape(said)):
         build()

@@ -7,7 +7,7 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis.grid import stores_beyond
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
@@ -62,7 +62,7 @@ def case(name):
     }
     arrays["lengths"] = np.array([5, 0, 3])
     plan = LaunchPlan(split="m" if groups > 1 else "", cluster=("m_tile", 2))
-    return program, multistage(program, 2, plan, groups, in_flight=0), arrays
+    return program, schedule_for(program, Policy("multistage", plan, groups=groups)), arrays
 
 
 CASES = ("packed", "kept")

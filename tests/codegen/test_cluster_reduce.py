@@ -4,13 +4,12 @@ import re
 
 import pytest
 from tests.codegen.test_store_panels import THREADS, Group, split, take
+from tests.lowering import lowered
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, compiled
 from warploom.codegen.analysis.cluster_reduce import shares
-from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.passes.lower import lower
 from warploom.kernels.gemm.program import GemmConfig, gemm
 
 WINDOW = 1 << 24  # bytes between the shared memories of a cluster's blocks
@@ -68,7 +67,8 @@ def played(config, groups):
     split_ = "n" if config.swap_ab else "m"
     launch = LaunchPlan(split=split_, cluster=("slices_tile", config.slices))
     source = emit(
-        lower(program, multistage(program, 2, launch, groups, registers=(40, 216))), False
+        lowered(program, Policy("inflight", launch, groups=groups, depth=2, registers=(40, 216))),
+        False,
     )
     op = next(op for op in program.ops() if op.kind == "reduce_scatter")
     text = source.text[source.text.index('extern "C"') :]
@@ -149,5 +149,5 @@ def test_a_part_pushed_to_the_wrong_block_is_noticed(monkeypatch):
 def test_a_cluster_reduction_compiles_for_hopper():
     config = GemmConfig(slices=8, in_cluster=True, tile=(128, 128, 64))
     launch = LaunchPlan(split="m", cluster=("slices_tile", 8), store_panels=1)
-    built = build(gemm(config), multistage(gemm(config), 4, launch))
+    built = compiled(gemm(config), Policy("inflight", launch, groups=2, depth=4))
     assert built.resources.spill_bytes == 0 and "st.async" in built.source.text

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.axes import separate_axes
 from warploom.codegen.ir.layout import vector_tile
 from warploom.codegen.ir.place import place
@@ -38,7 +38,9 @@ def program(rows=128):
 
 
 def schedule(vectors=False, **plan):
-    return multistage(program(), 2, LaunchPlan(split="m", **plan), 2, in_flight=0, vectors=vectors)
+    return schedule_for(
+        program(), Policy("multistage", LaunchPlan(split="m", **plan), groups=2, vectors=vectors)
+    )
 
 
 def test_columns_get_a_name_of_their_own():
@@ -146,7 +148,10 @@ def _alone(a, c):
 def test_what_no_schedule_is_for_says_what_to_write(body, message):
     arrays = {"a": t.array(t.BF16, "m k"), "c": t.array(t.FP32, "m n")}
     with pytest.raises(InputError, match=message):
-        lower(traced := t.trace(body, arrays), multistage(traced, 2, LaunchPlan(split="m"), 1))
+        lower(
+            traced := t.trace(body, arrays),
+            schedule_for(traced, Policy("inflight", LaunchPlan(split="m"), groups=1, depth=2)),
+        )
 
 
 def test_a_loop_of_one_step_has_a_matmul():
@@ -156,4 +161,8 @@ def test_a_loop_of_one_step_has_a_matmul():
 
     arrays = {"a": t.array(t.BF16, "m k"), "c": t.array(t.FP32, "m n")}
     traced = t.trace(body, arrays)
-    assert lower(traced, multistage(traced, 2, LaunchPlan(split="m"), 1), verified)
+    assert lower(
+        traced,
+        schedule_for(traced, Policy("inflight", LaunchPlan(split="m"), groups=1, depth=2)),
+        verified,
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
@@ -78,7 +78,7 @@ def test_no_replay_is_faster_than_the_tensor_core_beside_arithmetic(tile, parts)
     program = attention(AttentionConfig(tile=tile))
     beside = problem_of(program, parts=parts, crowded=True)
     bound = sum(map(tensor_cycles, beside.graph.nodes)) if parts > 1 else 512
-    schedule = schedule_named(program, "overlapped", PLAN)
+    schedule = schedule_for(program, Policy("overlapped", PLAN))
     (found,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
     assert found.cycles >= 0.98 * bound
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from tests.codegen import emulate
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.passes.lower import lower
 from warploom.tile.index import const, maximum_index, symbol
 
 SIZES = {"m": 100, "n": 32, "k": 40, "blocks": 2, "h": 1}
@@ -123,7 +123,7 @@ def kernels(tmp_path_factory):
         program, arrays = case(body)
         for target in ("tma", "direct", "sm_80"):
             plan = LaunchPlan(store="tma" if target == "tma" else "direct")
-            block = lower(program, multistage(program, 2, plan, 1, in_flight=0))
+            block = lowered(program, Policy("multistage", plan, groups=1))
             source = emit_sm80(block) if target == "sm_80" else emit(block)
             found.append((body.__name__, target, program, arrays, source))
     library = emulate.compile_all([each[-1] for each in found], tmp_path_factory.mktemp("edges"))

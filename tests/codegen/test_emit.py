@@ -6,9 +6,10 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from tests.lowering import with_slots
 
 from warploom import toolchain
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.names import c_name
@@ -43,12 +44,14 @@ PLAN = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
 
 def gemm_schedule(config=None, depth=4, plan=PLAN):
     program = gemm(config or GemmConfig())
-    return program, multistage(program, depth, plan)
+    return program, schedule_for(program, Policy("inflight", plan, groups=2, depth=depth))
 
 
 def attention_schedule(**config):
     program = attention(AttentionConfig(**config))
-    return program, overlapped(program, 2, LaunchPlan(split="rows"))
+    return program, schedule_for(
+        program, Policy("pingpong", LaunchPlan(split="rows"), groups=2, depth=2)
+    )
 
 
 def sass(built, tmp_path):
@@ -184,7 +187,9 @@ def test_a_file_of_an_older_version_is_refused_with_the_names_that_changed():
 
 REFUSED = {
     "needs 246,848 B of shared memory": lambda: emit(
-        lower(*gemm_schedule(depth=4, plan=replace(PLAN, store_panels=3)))
+        lower(
+            gemm(GemmConfig()), with_slots(gemm_schedule(plan=replace(PLAN, store_panels=3))[1], 4)
+        )
     ),
     "split axis 'k'": lambda: lower(*gemm_schedule(plan=LaunchPlan(split="k"))),
     "the same for all 3 blocks of a cluster; multicast is over 2, 4, 8": lambda: emit(
@@ -207,7 +212,9 @@ def test_what_cannot_be_honoured_is_refused_with_the_numbers(message):
 
 def test_spills_are_an_error_unless_allowed():
     program = attention(AttentionConfig(head_dim=128, tile=(192, 128)))
-    schedule = overlapped(program, 2, LaunchPlan(split="rows", store_panels=1), compute=3)
+    schedule = schedule_for(
+        program, Policy("pingpong", LaunchPlan(split="rows", store_panels=1), groups=3, depth=2)
+    )
     with pytest.raises(CheckFailed, match=r"spills|serialized|registers"):
         build(program, schedule)
 
@@ -235,7 +242,9 @@ HOSTILE = {
 
 def test_names_of_the_program_never_meet_names_of_the_emitter():
     program = trace(hostile, HOSTILE)
-    schedule = multistage(program, 3, LaunchPlan(split="i", cluster=("i_tile", 2)), in_flight=0)
+    schedule = schedule_for(
+        program, Policy("lcsf", LaunchPlan(split="i", cluster=("i_tile", 2)), groups=2, depth=3)
+    )
     built = build(program, schedule)
     assert [p["name"] for p in built.source.parameters if p["kind"] == "dim"] == list(program.dims)
     body = built.source.text[built.source.text.index('extern "C"') :]

@@ -7,9 +7,10 @@ import pytest
 from tests.codegen import emulate
 from tests.codegen.programs import attention_case, gemm_case
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
@@ -130,7 +131,9 @@ def test_shared_memory_and_types_are_refused_with_numbers():
     with pytest.raises(InputError, match=r"needs 1\d\d,\d{3} B .*sm_89 has 101,376"):
         emit_sm80(lower(program, schedule), "sm_89")
     program = gemm(GemmConfig(dtype=t.E4M3, b="nk", tile=(128, 64, 64)))
-    schedule = multistage(program, 3, LaunchPlan(split="m", store="direct"))
+    schedule = schedule_for(
+        program, Policy("inflight", LaunchPlan(split="m", store="direct"), groups=2, depth=3)
+    )
     with pytest.raises(InputError, match="multiplies bf16 and fp16"):
         emit_sm80(lower(program, schedule))
 
@@ -175,7 +178,7 @@ def test_what_all_groups_hold_is_added_once(tmp_path):
     dims |= {"c": (t.FP32, "m n"), "e": (t.FP32, "n")}
     program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="added")
     plan = LaunchPlan(split="m", store="direct")
-    source = emit_sm80(lower(program, multistage(program, 2, plan, 2, in_flight=0)))
+    source = emit_sm80(lowered(program, Policy("multistage", plan, groups=2)))
     shapes = {"a": (128, 32), "b": (32, 32), "d": (32,), "c": (128, 32), "e": (32,)}
     arrays = {name: np.ones(shape) for name, shape in shapes.items()}
     library = emulate.compile_all([source], tmp_path)

@@ -12,7 +12,7 @@ from tests.codegen.state_program import state_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
@@ -33,7 +33,7 @@ def slices(count):
 def staged():
     """A state that matmuls read from shared memory, to where the threads copy it."""
     program, arrays = state_case(200, 64)
-    schedule = schedule_named(program, "multistage", LaunchPlan(store="direct"))
+    schedule = schedule_for(program, Policy("multistage", LaunchPlan(store="direct")))
     return program, schedule, arrays
 
 

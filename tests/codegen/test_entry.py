@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from tests.lowering import lowered
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy
 from warploom.codegen.analysis.entry import entry_registers, threads_for
 from warploom.codegen.compile.build import compile_source
 from warploom.codegen.compile.entry_image import check_entry, with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.sass.decode import nvinfo
@@ -26,7 +26,7 @@ from warploom.sass.decode.kernel import decode
 def source():
     config = GemmConfig(tile=(192, 256, 64))
     launch = LaunchPlan(split="m", cluster=("m_tile", 2))
-    return emit(lower(gemm(config), multistage(gemm(config), 3, launch, 3)))
+    return emit(lowered(gemm(config), Policy("inflight", launch, groups=3, depth=3)))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_of_n_registers_the_last_is_the_one_before_n():
     program = gemm(GemmConfig(tile=(64, 64, 16)))
     launch = LaunchPlan(split="m", store="direct")
     image, resources = compile_source(
-        emit_sm80(lower(program, multistage(program, 2, launch, 1, in_flight=0))),
+        emit_sm80(lowered(program, Policy("multistage", launch, groups=1))),
         "sm_80",
         architectures=SM80_ARCHITECTURES,
     )

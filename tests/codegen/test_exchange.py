@@ -6,10 +6,10 @@ import pytest
 from tests.codegen import emulate
 from tests.codegen.exchange_program import exchange_case
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
@@ -66,7 +66,7 @@ def test_exchanges_are_counted_in_shared_memory():
     program, schedule, _ = exchange_case(1)
     with_exchange = emit(lower(program, schedule)).shared_bytes
     assert with_exchange - 128 * 33 * 4 >= 2 * 2 * (128 * 16 + 16 * 32)
-    deepest = schedule_named(program, "lcsf")
+    deepest = schedule_for(program, Policy("lcsf"))
     assert len(deepest.compute) == 1, "its rows cannot be shared out"
     text = emit(lower(program, deepest)).text
     assert "__shared__ float" not in text and "__shared__ int" not in text
@@ -84,7 +84,7 @@ def _small(op):
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays)
     plan = LaunchPlan(split="m", store="direct")
-    return emit(lower(program, multistage(program, 2, plan, 2, in_flight=0)))
+    return emit(lowered(program, Policy("multistage", plan, groups=2)))
 
 
 REFUSED = {

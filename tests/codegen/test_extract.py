@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lowering import lowered
 
-from warploom.autosched.named import overlapped
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.autosched.solve import Search, solve_kernel
 from warploom.codegen.compile.probe import probe, readings
 from warploom.codegen.cuda.emit import emit
@@ -199,7 +199,7 @@ def test_copies_are_declared_and_code_is_unrolled():
     config = AttentionConfig(head_dim=64, tile=(128, 64))
     program = attention(config)
     plan = LaunchPlan(split="rows", store_panels=1)
-    schedule = overlapped(program, 3, plan, 2, False)
+    schedule = schedule_for(program, Policy("overlapped", plan, groups=2, depth=3))
     text = emit(lower(program, ahead(schedule, {"product": 2}))).text
     assert "float product_copy1[1][32];" in text
     assert "i_ += 2" in text
@@ -213,17 +213,17 @@ def test_schedules_by_name_and_an_unknown_one():
     program = gemm(GemmConfig())
     launch = LaunchPlan(split="m")
     depths = {
-        name: set(schedule_named(program, name, launch).any_loop.ring_depth.values())
+        name: set(schedule_for(program, Policy(name, launch)).any_loop.ring_depth.values())
         for name in ("unpipelined", "multistage", "lcsf")
     }
     assert depths == {"unpipelined": {1}, "multistage": {2}, "lcsf": {4}}
     with pytest.raises(InputError, match="expected one of"):
-        schedule_named(program, "fastest", launch)
+        schedule_for(program, Policy("fastest", launch))
 
 
 def test_counters_surround_the_steady_loop_of_every_group_and_nothing_else():
     program = gemm(GemmConfig())
-    source = emit(lower(program, schedule_named(program, "lcsf", LaunchPlan(split="m"))))
+    source = emit(lowered(program, Policy("lcsf", LaunchPlan(split="m"))))
     probed, loops = probe(source)
     assert loops == ("i",)
     groups = source.text.count("matmuls and everything in registers")

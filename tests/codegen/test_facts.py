@@ -7,9 +7,9 @@ import pytest
 from tests.codegen.programs import attention_case, gemm_case
 from tests.codegen.state_program import state_case
 from tests.codegen.test_votes import body_of
+from tests.lowering import lowered, with_slots
 
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis import shared_layout
 from warploom.codegen.analysis.guards import Vote
 from warploom.codegen.analysis.kernel_facts import kernel_facts
@@ -28,7 +28,7 @@ def planned(case, **changes):
 
 def staged():
     program, _ = state_case()
-    return lower(program, schedule_named(program, "multistage", LaunchPlan(store="direct")))
+    return lowered(program, Policy("multistage", LaunchPlan(store="direct")))
 
 
 BLOCKS = {
@@ -87,7 +87,8 @@ def test_stores_over_the_queries_take_their_slot():
 
 
 def test_what_does_not_fit_says_what_takes_the_room():
-    program, schedule, _ = gemm_case(300, 320, 100, depth=8, tile=(128, 256, 64))
+    program, schedule, _ = gemm_case(300, 320, 100, tile=(128, 256, 64))
+    schedule = with_slots(schedule, 8)
     with pytest.raises(DoesNotFit, match=r"ring|a_b 8 x .* store panels .* make a ring shallower"):
         block_layout(lower(program, schedule))
     two = replace(schedule, launch=schedule.launch.with_options(resident=2))
@@ -150,11 +151,11 @@ def test_the_rings_of_a_named_schedule_are_as_deep_as_whole_slots_allow():
     # 48 columns of 16 rows take 1,536 B, and 2,048 in a slot.
     program, _, _ = gemm_case(300, 320, 100, tile=(128, 48, 16))
     launch = LaunchPlan(split="m", resident=4)
-    made = schedule_named(program, "lcsf", launch)
+    made = schedule_for(program, Policy("lcsf", launch))
     (depth,) = {slots for loop in made.loops.values() for slots in loop.ring_depth.values()}
     block = lower(program, made)
     (ring,) = block.rings
     assert ring.slot_bytes == 4096 + 2048 and 2 < depth < 8
     assert block_layout(block).total <= (228 * 1024) // 4 - 1024
     with pytest.raises(DoesNotFit):
-        block_layout(lower(program, multistage(program, depth + 1, launch, 2, in_flight=0)))
+        block_layout(lower(program, with_slots(made, depth + 1)))

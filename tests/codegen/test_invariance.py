@@ -13,18 +13,18 @@ from tests.codegen.wild_simt import wild_threads
 from tests.kernels.decode_case import decode_case
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.invariance.certificate import certificate
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import backward
-from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_schedule
-from warploom.kernels.attention.program import AttentionConfig, attention, default_schedule
+from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_policy
+from warploom.kernels.attention.program import AttentionConfig, attention, default_policy
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.recurrent.program import RecurrentConfig, recurrent
-from warploom.kernels.recurrent.program import default_schedule as recurrent_schedule
+from warploom.kernels.recurrent.program import default_policy as recurrent_policy
 from warploom.kernels.rows.program import RowConfig, column_sums, row_program
 from warploom.kernels.user import random_arrays
 
@@ -38,19 +38,33 @@ def kernel(program, schedule):
     return parse_block(block_text(block), program)
 
 
+def of_policy(program, policy):
+    return kernel(program, schedule_for(program, policy))
+
+
+def by_default(config):
+    return of_policy(attention(config), default_policy(config))
+
+
 def decode_kernel(config):
-    return kernel(decode(config), decode_schedule(config))
+    return of_policy(decode(config), decode_policy(config))
 
 
 def gemm_kernel(config):
     launch = LaunchPlan(cluster=("slices_tile", config.slices), store="direct")
     plan = launch if config.in_cluster else LaunchPlan()
-    return kernel(gemm.gemm(config), multistage(gemm.gemm(config), 2, plan, 1))
+    return kernel(
+        gemm.gemm(config),
+        schedule_for(gemm.gemm(config), Policy("inflight", plan, groups=1, depth=2)),
+    )
 
 
 def main_kernel(deterministic):
     config = backward.BackwardConfig(deterministic=deterministic, causal=True, split=deterministic)
-    program, schedule = backward.backward(config), backward.backward_schedule(config)
+    program, schedule = (
+        backward.backward(config),
+        schedule_for(backward.backward(config), backward.backward_policy(config)),
+    )
     return kernel(program, schedule)
 
 
@@ -71,16 +85,16 @@ LIBRARY = {
     "gemm, slices in a cluster": (
         lambda: gemm_kernel(replace(GEMM, slices=2, in_cluster=True)), "m n", {}),
     "attention": (
-        lambda: kernel(attention(c := AttentionConfig(group=2, causal=True)), default_schedule(c)),
+        lambda: by_default(AttentionConfig(group=2, causal=True)),
         "batch", {"rows": "how many rows", "heads": r"k at a place that depends on its place"}),
     "attention, packed": (
-        lambda: kernel(attention(c := AttentionConfig(packed=True)), default_schedule(c)),
+        lambda: by_default(AttentionConfig(packed=True)),
         "tasks", {"row_tokens": "its place along row_tokens", "heads": "reads k at a place"}),
     "backward": (
         lambda: main_kernel(False), "", {"batch": "store_add.26 adds to dq_sum in the order"}),
     "backward, deterministic": (lambda: main_kernel(True), "batch", {"keys": "how many keys"}),
     "recurrent": (
-        lambda: kernel(recurrent(c := RecurrentConfig("head")), recurrent_schedule(c)), "batch",
+        lambda: of_policy(recurrent(c := RecurrentConfig("head")), recurrent_policy(c)), "batch",
         {"rows": "its place along rows"}),
     "rmsnorm": (lambda: row_program(RowConfig("rmsnorm", 64, 2)), "m", {"n": "reduce_sum.3"}),
     "layernorm backward": (
@@ -200,7 +214,10 @@ def small(fault=""):
 
 def small_kernel(fault=""):
     program = small(fault)
-    return kernel(program, multistage(program, 2, LaunchPlan(store="direct"), 1))
+    return kernel(
+        program,
+        schedule_for(program, Policy("inflight", LaunchPlan(store="direct"), groups=1, depth=2)),
+    )
 
 
 FAULTS = {
@@ -271,7 +288,7 @@ def test_a_planted_step_is_refused(fault):
     wrong, count = re.subn(old, new, text, count=1, flags=re.S)
     assert count == 1 and wrong != text
     found = certificate(parse_block(wrong, small()))
-    with pytest.raises(InputError, match=f"not proved: block program multistage: {rule}: "):
+    with pytest.raises(InputError, match=f"not proved: block program inflight: {rule}: "):
         found.require("batch")
 
 

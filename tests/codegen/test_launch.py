@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, compiled
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
@@ -126,7 +126,7 @@ def kernel(cluster=2, **config) -> Kernel:
     chosen = GemmConfig(**config)
     along = ("m_tile", cluster) if cluster > 1 else ("", 1)
     plan = LaunchPlan(split="m", cluster=along)
-    return build(gemm(chosen), multistage(gemm(chosen), 4, plan)).kernel()
+    return compiled(gemm(chosen), Policy("inflight", plan, groups=2, depth=4)).kernel()
 
 
 def arrays(m=300, n=520, k=72):

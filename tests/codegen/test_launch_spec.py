@@ -8,13 +8,14 @@ from math import prod
 import pytest
 
 from warploom import machine
+from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_schedule
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import ATTENTION
-from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
+from warploom.kernels.gemm.program import GemmConfig, default_policy, gemm
 from warploom.runtime.interface import COUNTER
 from warploom.runtime.launch import LaunchSpec, Pointer, Scalar, TensorMap
 
@@ -24,7 +25,7 @@ GPU = machine.load("h200")
 @pytest.fixture(scope="module")
 def matmul() -> Built:
     """The default GEMM: pairs of blocks, persistent."""
-    return build(gemm(GemmConfig()), default_schedule(GemmConfig()))
+    return compiled(gemm(GemmConfig()), default_policy(GemmConfig()))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_rows_that_straddle_sectors_are_fetched_as_asked(matmul: Built) -> None:
 
 def test_a_plan_says_how_much_is_fetched_around_a_copy() -> None:
     config = DecodeConfig(page=16)
-    built = build(decode(config), decode_schedule(config))
+    built = compiled(decode(config), decode_policy(config))
     sizes = {"batch": 1, "kv_heads": 2, "rows": 4, "d": 128, "splits": 3}
     sizes |= {"pages": 4, "page_keys": 16, "columns": 4}
     shapes = {name: tuple(sizes[d] for d in a.dims) for name, a in config.arrays.items()}

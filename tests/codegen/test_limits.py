@@ -4,7 +4,7 @@ import pytest
 from tests.codegen.programs import gemm_case
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
@@ -101,7 +101,9 @@ def test_blocks_that_share_an_sm_fit_it_together(arch):
     program = gemm(GemmConfig(tile=(192, 16, 16)))
     for resident in (2, 3, 4):  # blocks of 512 threads
         plan = LaunchPlan(split="m", store="direct", resident=resident)
-        schedule = multistage(program, 2, plan, 3, registers=(24, 32))
+        schedule = schedule_for(
+            program, Policy("inflight", plan, groups=3, depth=2, registers=(24, 32))
+        )
         if resident * 512 <= threads:
             assert _emitted(arch, program, schedule).threads == 512
             continue

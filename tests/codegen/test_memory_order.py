@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import groups, multistage, write
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.named import groups, write
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -53,14 +54,14 @@ def _updated(acc, b, y, z):
 def test_what_a_task_stored_it_does_not_load(after):
     program = _program(after)
     with pytest.raises(InputError, match=r"test_memory_order\.py.*the same task stores to at"):
-        schedule_named(program, "lcsf")
+        schedule_for(program, Policy("lcsf"))
 
 
 def test_an_update_in_place_is_fine():
     program = _program(_updated)
     random = np.random.default_rng(0)
     values = {name: random.integers(-3, 4, (64, 64)) for name in "abyz"}
-    got = simulate(lower(program, schedule_named(program, "lcsf")), values, seed=0)
+    got = simulate(lowered(program, Policy("lcsf")), values, seed=0)
     assert distance(got["z"], t.interpret(program, values)["z"]) == 0
 
 
@@ -75,7 +76,7 @@ def test_stores_to_one_array_keep_their_order():
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "z": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays, name="twice")
     plan = LaunchPlan(split="", store="direct")
-    good = multistage(program, 2, plan, 1, in_flight=0)
+    good = schedule_for(program, Policy("multistage", plan, groups=1))
     lower(program, good)
     (loop,) = program.loops()
     order = [node.removesuffix("/0") for node in good.loops["i"].time if node.endswith("/0")]

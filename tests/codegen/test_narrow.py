@@ -10,7 +10,7 @@ from tests.codegen.narrow_program import FLAT, TILES, added_case, narrow_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, compiled
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.cuda.prelude import PRELUDE
@@ -60,7 +60,7 @@ def test_what_the_gpu_cannot_add_is_refused():
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.E4M3, "m n")}
     program = t.trace(body, arrays)
     with pytest.raises(InputError, match="the GPU adds fp32, fp16, bf16 and int32"):
-        build(program, multistage(program, 2, LaunchPlan(split=""), 1))
+        compiled(program, Policy("inflight", LaunchPlan(split=""), groups=1, depth=2))
 
 
 AROUND = """

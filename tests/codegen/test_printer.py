@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.codegen.programs import attention_case, gemm_case
 from tests.codegen.state_program import state_case
+from tests.lowering import lowered
 
 import warploom
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy
 from warploom.codegen.analysis.kernel_facts import kernel_facts
 from warploom.codegen.analysis.role_code import Guarded, LoopCode
 from warploom.codegen.cuda.emit import Printer, emit
@@ -29,6 +30,8 @@ PRINT = """
 import pickle, sys
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+
+from tests.lowering import lowered
 block, older = pickle.load(sys.stdin.buffer)
 source = (emit_sm80 if older else emit)(block)
 sys.stdout.buffer.write(pickle.dumps((source.text, source.parameters, source.shared_bytes)))
@@ -45,7 +48,7 @@ def planned(case, **changes):
 def staged():
     """A state that matmuls read from shared memory."""
     program, _ = state_case()
-    return lower(program, schedule_named(program, "multistage", LaunchPlan(store="direct")))
+    return lowered(program, Policy("multistage", LaunchPlan(store="direct")))
 
 
 SKIPS = {"skip_unit": True, "skip_voted": True}

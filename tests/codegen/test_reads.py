@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
@@ -56,7 +57,9 @@ def case(plan=None, depth=2, **options):
     }
     for i, length in enumerate(lengths):
         arrays["a"][64 * i : 64 * i + 64, length:] = 0  # of pages beyond a length nothing is left
-    schedule = multistage(program, depth, plan or LaunchPlan(store="direct"), 1)
+    schedule = schedule_for(
+        program, Policy("inflight", plan or LaunchPlan(store="direct"), groups=1, depth=depth)
+    )
     return program, schedule, arrays
 
 
@@ -118,7 +121,7 @@ def test_a_copy_of_another_iteration_is_noticed():
     program, schedule, arrays = case()
     late = t.trace(paged, ARRAYS, shift=1)
     block = lower(program, schedule)
-    other = lower(late, multistage(late, 2, schedule.launch, 1))
+    other = lowered(late, Policy("inflight", schedule.launch, groups=1, depth=2))
     mixed = replace(block, roles=(other.roles[0], *block.roles[1:]))
     got = Simulator(mixed, arrays).run()["c"]
     assert not np.array_equal(got, want(arrays))
@@ -159,7 +162,7 @@ def _registers(a, b, table, lengths, c):
 def test_what_has_no_code_is_refused_at_its_line(body, message):
     program = t.trace(body, ARRAYS)
     with pytest.raises(InputError, match=f"{__file__}:.*{message}") as caught:
-        multistage(program, 2, LaunchPlan(store="direct"), 1)
+        schedule_for(program, Policy("inflight", LaunchPlan(store="direct"), groups=1, depth=2))
     assert "\n" not in str(caught.value)
 
 

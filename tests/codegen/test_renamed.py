@@ -4,14 +4,14 @@ that only arithmetic reads, operands that follow each other in one place."""
 import numpy as np
 import pytest
 from tests.codegen import emulate
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
-from warploom.codegen.passes.lower import lower
 
 ROWS, DEPTH = 64, 32
 
@@ -58,7 +58,7 @@ def meant(values):
 @pytest.mark.parametrize("name", ["lcsf", "multistage"])
 def test_renamed_tiles_mean_what_they_say(name):
     program, values = case()
-    block = lower(program, schedule_named(program, name, LaunchPlan(split="r")))
+    block = lowered(program, Policy(name, LaunchPlan(split="r")))
     source = emit(block)
     found = emulate.run(emulate.compile_all([source], None), 0, source, program, values)
     for got in (t.interpret(program, values), simulate(block, values, seed=2), found):

@@ -8,14 +8,14 @@ import pytest
 
 from warploom.autosched import chosen
 from warploom.autosched.chosen import chosen_kernel, shallow
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
+from warploom.kernels.gemm.program import GemmConfig, default_policy, gemm
 from warploom.kernels.recurrent import program as recurrent
 from warploom.kernels.select import select
 from warploom.perf.replay import replay, walked
@@ -44,20 +44,23 @@ def test_warps_of_a_group_that_meet_are_no_gate_of_the_loop(decay: str) -> None:
     """What a group stages for its own matmuls lies between two of its barriers; an SSD waits ten
     times in its loop."""
     config = recurrent.RecurrentConfig(decay)
-    program, schedule = recurrent.recurrent(config), recurrent.default_schedule(config)
+    program, schedule = (
+        recurrent.recurrent(config),
+        schedule_for(recurrent.recurrent(config), recurrent.default_policy(config)),
+    )
     (loop,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
     assert loop.bound < loop.cycles < 4 * loop.bound
 
 
 def test_a_gemm_with_full_rings_takes_its_tensor_cycles() -> None:
     config = GemmConfig()
-    made, plan = gemm(config), default_schedule(config).launch
-    deep = schedule_named(made, "inflight", plan)
+    made, plan = gemm(config), default_policy(config).launch
+    deep = schedule_for(made, Policy("inflight", plan))
     (full,) = replay(made, deep, build(made, deep).cubin).loops.values()
     assert full.bound == 1024
     assert full.cycles == pytest.approx(1024, rel=0.02)
     # One slot: every load is waited for.
-    assert _replayed(made, schedule_named(made, "unpipelined", plan)) > 2 * full.cycles
+    assert _replayed(made, schedule_for(made, Policy("unpipelined", plan))) > 2 * full.cycles
 
 
 @pytest.mark.parametrize(
@@ -67,8 +70,8 @@ def test_the_end_of_a_task_stores_every_panel(store, opcode, bytes_) -> None:
     """A test stands before each panel, and before rows whose elements go one by one; the way that
     leaves panels out is not the usual one, nor is the one of single elements."""
     config = GemmConfig(tile=(128, 64, 64))
-    made, plan = gemm(config), default_schedule(config).launch.with_options(store=store)
-    schedule = schedule_named(made, "multistage", plan)
+    made, plan = gemm(config), default_policy(config).launch.with_options(store=store)
+    schedule = schedule_for(made, Policy("multistage", plan))
     block, cubin = lower(made, schedule), build(made, schedule).cubin
     kernel = decode(parse(cubin, made.name))
     (walk,) = walked(made, schedule, block, kernel, costs("h200"), {})
@@ -82,9 +85,9 @@ def test_the_end_of_a_task_stores_every_panel(store, opcode, bytes_) -> None:
 
 
 def test_overlapping_and_turns_are_seen(program: Program) -> None:
-    plain = _replayed(program, schedule_named(program, "multistage", PLAN))
-    ahead = _replayed(program, schedule_named(program, "overlapped", PLAN))
-    turns = _replayed(program, schedule_named(program, "pingpong", PLAN))
+    plain = _replayed(program, schedule_for(program, Policy("multistage", PLAN)))
+    ahead = _replayed(program, schedule_for(program, Policy("overlapped", PLAN)))
+    turns = _replayed(program, schedule_for(program, Policy("pingpong", PLAN)))
     # Counted on an H200: 2189, 1926 and 1992 cycles (bench/results/schedule_ablation.json).
     assert plain == pytest.approx(2189, rel=0.15)
     assert ahead == pytest.approx(1926, rel=0.15)
@@ -93,9 +96,9 @@ def test_overlapping_and_turns_are_seen(program: Program) -> None:
 
 
 def test_code_of_another_schedule_is_no_counterpart(program: Program) -> None:
-    one = schedule_named(program, "overlapped", PLAN)
+    one = schedule_for(program, Policy("overlapped", PLAN))
     other = attention(AttentionConfig(head_dim=64, tile=(64, 64)))
-    foreign = build(other, schedule_named(other, "overlapped", LaunchPlan(split="rows")))
+    foreign = compiled(other, Policy("overlapped", LaunchPlan(split="rows")))
     with pytest.raises(CheckFailed, match="no loop of the machine code"):
         replay(program, one, foreign.cubin)
 
@@ -112,7 +115,7 @@ def test_groups_begin_apart_in_several_phases(
             super().__init__(groups, begins, *others)
 
     monkeypatch.setattr("warploom.perf.replay.Partition", Recorded)
-    one = schedule_named(program, "overlapped", PLAN)
+    one = schedule_for(program, Policy("overlapped", PLAN))
     _replayed(program, one)
     assert len(starts) > 3 and all(own[0] == 0.0 < own[1] for own in starts)
     assert len({own[1] for own in starts}) == len(starts)
@@ -127,7 +130,7 @@ def answers(program: Program, monkeypatch: pytest.MonkeyPatch) -> dict[str, floa
         name = {"high": "multistage", "nominal": "overlapped"}[search.cost_end]
         if search.expand:
             raise CheckFailed("no copies")
-        return schedule_named(program, name, PLAN)
+        return schedule_for(program, Policy(name, PLAN))
 
     def pace(program: Program, schedule: KernelSchedule, *_: object) -> float:
         if schedule.name not in paces:

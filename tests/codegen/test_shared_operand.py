@@ -9,8 +9,7 @@ from tests.codegen.shared_program import shared_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.autosched.named import overlapped
-from warploom.autosched.schedules import fitting_name
+from warploom.autosched.schedules import Policy, fitting_name, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
@@ -26,7 +25,9 @@ TRIPS = {0: 0, 1: 8, 2: 32, 3: 48, 5: 72}
 def behind(depth=3):
     """The second product one iteration behind the first, over one ring of the common operand."""
     program, _ = shared_case()
-    return program, overlapped(program, depth, LaunchPlan(split="", store="direct"), 1, False)
+    return program, schedule_for(
+        program, Policy("overlapped", LaunchPlan(split="", store="direct"), groups=1, depth=depth)
+    )
 
 
 @pytest.mark.parametrize("trips", TRIPS)

@@ -10,7 +10,7 @@ from tests.codegen.shared_program import shared_case
 from tests.codegen.tiny_program import tiny_case
 from tests.kernels.test_machine_code import kernels
 
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.spec import RULES, verify
 from warploom.codegen.ir.text import block_text, parse_block
@@ -22,12 +22,12 @@ OVERLAP = {"overlap_next_task": True, "task_rings": {"q_t": 2}}
 
 def shared(depth):
     program = shared_case()[0]
-    return program, multistage(program, depth, LaunchPlan(), 1)
+    return program, schedule_for(program, Policy("inflight", LaunchPlan(), groups=1, depth=depth))
 
 
 def stages_apart():
     program = shared_case()[0]
-    return program, overlapped(program, 3, LaunchPlan(), 1, pingpong=False)
+    return program, schedule_for(program, Policy("overlapped", LaunchPlan(), groups=1, depth=3))
 
 
 CASES = {

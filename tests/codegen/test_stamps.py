@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build, emitted
 from warploom.codegen.compile.stamps import GROUPS, MOST, stamped_cycles, with_stamps
 from warploom.codegen.passes.lower import lower
@@ -114,5 +114,5 @@ def test_a_model_that_is_wrong_at_a_step_is_told_by_it(chosen) -> None:
 def test_schedules_of_all_kinds_are_stamped() -> None:
     program = select("gemm", {}).program
     for name in ("multistage", "inflight", "unpipelined"):
-        _, stamps = with_stamps(emitted(program, schedule_named(program, name)))
+        _, stamps = with_stamps(emitted(program, schedule_for(program, Policy(name))))
         assert {step.split()[0] for step in stamps[0].steps} == {"Wait", "Issue", "Release"}

@@ -7,12 +7,11 @@ import pytest
 from tests.codegen import emulate
 from tests.codegen.state_program import attended, state_case
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.autosched.schedules import Policy, compiled, fitting_name, schedule_for
 from warploom.autosched.solve import Search
-from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -25,7 +24,7 @@ def test_interpreter_and_simulator_give_linear_attention(rows):
     program, values = state_case(rows=rows)
     want = t.interpret(program, values)["o"]
     assert distance(want, attended(values)) == 0
-    schedule = schedule_named(program, fitting_name(program))
+    schedule = schedule_for(program, Policy(fitting_name(program)))
     assert len(schedule.compute) == rows // 64, "rows are shared out, every group keeps the state"
     for seed in range(2):
         assert distance(simulate(lower(program, schedule), values, seed=seed)["o"], want) == 0
@@ -34,8 +33,7 @@ def test_interpreter_and_simulator_give_linear_attention(rows):
 def test_the_emitted_code_agrees_and_a_missing_meeting_does_not(tmp_path):
     cases = [state_case(m, rows) for m, rows in ((0, 64), (40, 64), (200, 64), (300, 128))]
     sources = [
-        emit_sm80(lower(program, schedule_named(program, "multistage", arch="sm_80")))
-        for program, _ in cases
+        emit_sm80(lowered(program, Policy("multistage"), arch="sm_80")) for program, _ in cases
     ]
     # Planted fault: nobody waits for the others around the copy of the state.
     alone = replace(sources[2], text=sources[2].text.replace("named_sync<1, 128>();", ""))
@@ -51,7 +49,7 @@ def test_the_emitted_code_agrees_and_a_missing_meeting_does_not(tmp_path):
 @pytest.mark.parametrize("rows", [64, 128])
 def test_it_compiles_for_hopper(rows):
     program, _ = state_case(rows=rows)
-    built = build(program, schedule_named(program, "lcsf"))
+    built = compiled(program, Policy("lcsf"))
     assert built.resources.spill_bytes == 0 and "fence_async();" in built.source.text
     base = re.search(r"_room = shared \+ (\d+)", built.source.text)
     assert base is not None and int(base[1]) % 1024 == 0
@@ -60,7 +58,11 @@ def test_it_compiles_for_hopper(rows):
 def test_two_blocks_on_an_sm_share_what_rings_may_have():
     program, _ = state_case()
     depths = [
-        max(schedule_named(program, "lcsf", LaunchPlan(resident=n)).loops["i"].ring_depth.values())
+        max(
+            schedule_for(program, Policy("lcsf", LaunchPlan(resident=n)))
+            .loops["i"]
+            .ring_depth.values()
+        )
         for n in (1, 2)
     ]
     assert 2 <= depths[1] < depths[0]
@@ -69,7 +71,7 @@ def test_two_blocks_on_an_sm_share_what_rings_may_have():
 def test_the_solved_schedule_gives_the_same():
     """A loop that stores, with four products, one of a tile made in registers."""
     program, values = state_case()
-    solved = schedule_named(program, "solve", search=Search(seconds=2.0))
+    solved = schedule_for(program, Policy("solve", search=Search(seconds=2.0)))
     got = simulate(lower(program, solved), values, seed=1)["o"]
     assert distance(got, attended(values)) == 0
 
@@ -87,7 +89,7 @@ def _refused(operand, split="", groups=1, rows=64):
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays)
     plan = LaunchPlan(split=split, store="direct")
-    return lower(program, multistage(program, 2, plan, groups))
+    return lowered(program, Policy("inflight", plan, groups=groups, depth=2))
 
 
 def test_what_cannot_be_staged_is_refused_at_the_line():

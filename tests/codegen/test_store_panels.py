@@ -11,8 +11,9 @@ from functools import cache
 from itertools import product
 
 import pytest
+from tests.lowering import lowered
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.layout import swizzle
 from warploom.codegen.ir.plan import LaunchPlan
@@ -253,7 +254,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_element_goes_to_its_place(name):
     config, parts, panels, high = CASES[name]
-    schedule = multistage(gemm(config), 2, plan(config, panels, high), parts, registers=None)
+    schedule = schedule_for(
+        gemm(config), Policy("inflight", plan(config, panels, high), groups=parts, depth=2)
+    )
     for part in {0, parts - 1}:
         assert arrived(gemm(config), schedule, part) == expected(config, part, parts)
 
@@ -272,7 +275,9 @@ def test_every_element_goes_to_its_place(name):
 def test_a_wrong_address_is_noticed(old, new, slots):
     """Planted faults in the text of a transposed store."""
     config = GemmConfig(swap_ab=True, tile=(104, 64, 16))
-    schedule = multistage(gemm(config), 2, plan(config, slots, 24), 1)
+    schedule = schedule_for(
+        gemm(config), Policy("inflight", plan(config, slots, 24), groups=1, depth=2)
+    )
     source = emit(lower(gemm(config), schedule)).text
     text = source[source.index('extern "C"') :].replace(old, new)
     assert old in source
@@ -286,13 +291,13 @@ def test_a_wrong_address_is_noticed(old, new, slots):
 def test_what_cannot_be_stored_in_panels_is_refused():
     config = GemmConfig(tile=(128, 100, 16))
     with pytest.raises(InputError, match="rows of 200 B"):
-        emit(lower(gemm(config), multistage(gemm(config), 2, plan(config))))
+        emit(lowered(gemm(config), Policy("inflight", plan(config), groups=2, depth=2)))
     with pytest.raises(InputError, match="store_rows=12"):
         LaunchPlan(store_rows=12)
     adding = _adding(200)
     with pytest.raises(InputError, match="would add some twice"):
-        emit(lower(adding, multistage(adding, 2, LaunchPlan(), 1)))
-    emit(lower(_adding(192), multistage(_adding(192), 2, LaunchPlan(), 1)))
+        emit(lowered(adding, Policy("inflight", LaunchPlan(), groups=1, depth=2)))
+    emit(lowered(_adding(192), Policy("inflight", LaunchPlan(), groups=1, depth=2)))
 
 
 def _adding(columns):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from warploom.autosched.named import overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.names import c_name
@@ -140,7 +140,9 @@ def test_dynamic_kernels_compile_and_name_their_counter():
     launch = LaunchPlan(
         split="rows", tile_scheduler="dynamic", dependent=True, reverse=("rows_tile",)
     )
-    schedule = overlapped(program, 2, launch, registers=(40, 232))
+    schedule = schedule_for(
+        program, Policy("pingpong", launch, groups=2, depth=2, registers=(40, 232))
+    )
     built = build(program, schedule)
     assert {"kind": "counter"} in built.source.parameters and built.source.dependent
     assert emit(lower(program, schedule)).text.count("take_task(task_counter") == 1

@@ -5,8 +5,7 @@ import pytest
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.autosched.schedules import Policy, fitting_name, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
@@ -37,7 +36,7 @@ def product(left=False, right=False, kind=t.BF16, written=True):
 
 
 def source(program):
-    schedule = multistage(program, 3, LaunchPlan(split="m"))
+    schedule = schedule_for(program, Policy("inflight", LaunchPlan(split="m"), groups=2, depth=3))
     text = emit(lower(program, schedule)).text
     # Comments name the lines of this file.
     return [line for line in text.splitlines() if not line.strip().startswith("//")]
@@ -51,7 +50,7 @@ def test_the_kernel_is_that_of_the_operand_as_it_lies(left, right):
     program = product(left, right)
     assert not any(op.kind == "transpose" for op in program.ops())
     assert source(program) == source(product(left, right, written=False))
-    schedule_named(program, fitting_name(program) or "")
+    schedule_for(program, Policy(fitting_name(program) or ""))
 
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(130, 70)), rng.normal(size=(70, 90))

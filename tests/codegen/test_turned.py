@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.autosched.named import overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
@@ -28,13 +28,17 @@ from warploom.tile.interpret import bind
 PLAIN = LaunchPlan()
 
 
+def scheduled(program, launch, groups):
+    policy = Policy("overlapped", launch, groups, depth=2, registers=(40, 232))
+    return schedule_for(program, policy)
+
+
 def case(rows=100, keys=150, seed=0, groups=1, launch=PLAIN, **config):
     """8-bit attention of two heads with values as they are."""
     fields = {"dtype": E4M3, "head_dim": 32, "tile": (64 * groups, 64), "group": 2, **config}
     chosen = AttentionConfig(**fields)
     program = attention(chosen)
-    plan = launch.with_options(split="rows" if groups > 1 else "")
-    schedule = overlapped(program, 2, plan, groups, False, (40, 232))
+    schedule = scheduled(program, launch.with_options(split="rows" if groups > 1 else ""), groups)
     rng, d = np.random.default_rng(seed), chosen.head_dim
     heads = {"q": 2, "o": 2, "k": 1, "v": 1}
     arrays = {x: rng.normal(size=(1, heads[x], keys if x in "kv" else rows, d)) for x in heads}
@@ -117,7 +121,7 @@ def emulated():
     launch = LaunchPlan(tile_scheduler="dynamic")
     config, program, schedule, arrays = case(groups=2, launch=launch, causal=True, head_dim=64)
     ordered = attention(replace(config, ordered=True))
-    again = overlapped(ordered, 2, schedule.launch, 2, False, (40, 232))
+    again = scheduled(ordered, schedule.launch, 2)
     places = np.zeros((1, 1, 64, 160))
     values = interpret(ordered_values(), {"v": arrays["v"], "out": places})["out"]
     sources = [emit(lower(program, schedule)), emit(lower(ordered, again))]

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import Policy
 from warploom.codegen.analysis.guards import Combined, Everywhere
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import bounds, everywhere
@@ -64,7 +65,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     """The emitted guard, run as Python, against what every row of the part sees."""
     config = AttentionConfig(head_dim=32, causal=causal, window=window, tile=(128, 32))
     program = attention(config)
-    block = lower(program, overlapped(program, 2, LaunchPlan(split="rows")))
+    block = lowered(program, Policy("pingpong", LaunchPlan(split="rows"), groups=2, depth=2))
     tiles = RegisterTiles(block.placement)
     mask = next(op for op in program.ops() if op.kind == "where" and len(op.dst.type.axes) == 2)
     guard = written(tiles, mask)
@@ -147,7 +148,7 @@ def masked(condition):
 
     dims = {"a": (t.BF16, "m k"), "b": (t.BF16, "k n"), "c": (t.FP32, "m n")}
     program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
-    block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
+    block = lowered(program, Policy("multistage", LaunchPlan(), groups=1))
     (mask,) = (op for op in program.ops() if op.kind == "where")
     return RegisterTiles(block.placement), mask
 

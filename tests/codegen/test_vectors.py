@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.autosched.schedules import Policy, fitting_name, schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
-from warploom.codegen.passes.lower import lower
 
 SIZES = {"m": 128, "n": 48, "p": 75}  # p is no axis of a tile
 TYPES = {"fp32": t.FP32, "bf16": t.BF16, "int32": t.INT32}
@@ -87,7 +86,10 @@ def _case(kind):
 @pytest.fixture(scope="module")
 def vectors():
     made = [_case(kind) for kind in TYPES.values()]
-    blocks = [lower(p, multistage(p, 2, LaunchPlan(store="direct"), 1)) for p, _ in made]
+    blocks = [
+        lowered(p, Policy("inflight", LaunchPlan(store="direct"), groups=1, depth=2))
+        for p, _ in made
+    ]
     sources = [emit(block) for block in blocks] + [emit_sm80(blocks[1])]
     return made, blocks, sources, emulate.compile_all(sources, None)
 
@@ -136,7 +138,7 @@ def test_vectors_beside_a_loop_of_matmuls_have_code(where):
                     "out": t.array(t.FP32, "m n"),
                 }  # fmt: skip
                 program = t.trace(partial(_beside, where, axis, op), arrays, name="beside")
-                assert emitted(program, schedule_named(program, fitting_name(program))).text
+                assert emitted(program, schedule_for(program, Policy(fitting_name(program)))).text
 
 
 def _scaled(q, k, out):
@@ -160,7 +162,7 @@ def test_arithmetic_reads_a_matmuls_operand_in_its_slot(groups):
     values = {name: random.integers(-2, 3, (rows, 72)) for name, rows in (("q", 120), ("k", 60))}
     values["out"] = np.full((120, 60), np.nan)
     plan = LaunchPlan(split="m" if groups > 1 else "", store="direct")
-    block = lower(program, multistage(program, 2, plan, groups))
+    block = lowered(program, Policy("inflight", plan, groups=groups, depth=2))
     want = t.interpret(program, values)["out"]
     sources = [emit(block), emit_sm80(block)]
     # Planted fault: a slot goes back before all lanes have read it.

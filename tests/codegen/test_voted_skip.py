@@ -7,7 +7,7 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis.guards import Place
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.role_code import Skips, guard_of
@@ -50,7 +50,7 @@ def body_of(form):
     values["a"][:, 16:] *= (np.arange(64) // 16 == 1)[:, None]
     return (
         program,
-        multistage(program, 2, PLAN, 1, in_flight=0),
+        schedule_for(program, Policy("multistage", PLAN, groups=1)),
         {**values, "c": np.zeros((64, 32))},
     )
 

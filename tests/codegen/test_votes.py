@@ -5,7 +5,7 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
@@ -41,7 +41,7 @@ def body_of(form):
     # In some warps all rows are calm at times.
     values["a"] = values["a"] * (np.arange(160)[None, :] // 16 % 5 <= np.arange(64)[:, None] // 16)
     plan = LaunchPlan(skip_voted=True)
-    schedule = multistage(program, 2, plan, 1, in_flight=0)
+    schedule = schedule_for(program, Policy("multistage", plan, groups=1))
     return program, schedule, {**values, "c": np.zeros((64, 32))}
 
 

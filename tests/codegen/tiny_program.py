@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from warploom import tile as t
-from warploom.autosched.named import overlapped
+from warploom.autosched.schedules import Policy, schedule_for
+from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 
 
@@ -32,4 +33,21 @@ def tiny_case(pingpong=False, copies=1, **options):
     """(program, schedule): two groups, and one iteration started ahead."""
     program = tiny_program()
     plan = LaunchPlan(split="rows", **options)
-    return program, replace(overlapped(program, 2, plan, 2, pingpong, copies=copies), name="tiny")
+    policy = Policy("pingpong" if pingpong else "overlapped", plan, groups=2, depth=2)
+    made = with_copies(program, schedule_for(program, policy), copies)
+    return program, replace(made, name="tiny")
+
+
+def with_copies(program, schedule, count):
+    """The schedule with so many copies of the tile that each loop's last matmul has in registers:
+    the next one is packed while it runs."""
+    if count == 1:
+        return schedule
+    placement = place(program, schedule.launch.split, len(schedule.compute))
+    loops = dict(schedule.loops)
+    for loop in placement.program.loops():
+        left = [op for op in loop.body if isinstance(op, t.Op) and op.kind == "mma"][-1].srcs[0]
+        if not placement.is_shared(left):
+            params = {**loops[loop.index].params, "copies": {left.name: count}}
+            loops[loop.index] = replace(loops[loop.index], params=params)
+    return replace(schedule, loops=loops)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from tests.codegen.tiny_program import with_copies
+
 from warploom import tile as t
-from warploom.autosched.named import multistage, overlapped
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.autosched.solve import Search, row_axis
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.tile.ir import walk
@@ -53,18 +54,19 @@ def wild_schedule(
     depth = draw.choice((1, 2, 2, 3, 4))
     if form == "plain":
         flying = draw.choice((0, 0, 1)) if depth > 1 else 0
-        return multistage(program, depth, plan, groups, flying, early_release=draw.random() < 0.5)
+        order = ("inflight" if flying else "lcsf") + "-early" * (draw.random() < 0.5)
+        return schedule_for(program, Policy(order, plan, groups, depth))
     if form == "pairs":
-        return overlapped(
-            program, max(2, depth), plan, groups, groups > 1 and draw.random() < 0.5,
-            copies=draw.choice((1, 2)), early_rescale=draw.random() < 0.5,
-        )  # fmt: skip
+        order = "pingpong" if groups > 1 and draw.random() < 0.5 else "overlapped"
+        copies, order = draw.choice((1, 2)), order + "-early" * (draw.random() < 0.5)
+        made = schedule_for(program, Policy(order, plan, groups, max(2, depth)))
+        return with_copies(program, made, copies)
     if form == "named":
-        return schedule_named(program, draw.choice(NAMED if pairs else NAMED[:4]), plan)
+        return schedule_for(program, Policy(draw.choice(NAMED if pairs else NAMED[:4]), plan))
     search = Search(
         seconds=draw.choice((0.5, 1.5)), seed=draw.randrange(10), expand=draw.random() < 0.5,
     )  # fmt: skip
-    return schedule_named(program, "solve", plan, search=search)
+    return schedule_for(program, Policy("solve", plan, search=search))
 
 
 __all__ = ["NAMED", "row_axis", "wild_plan", "wild_schedule"]

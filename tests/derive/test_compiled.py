@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.derive.derive import Derivation, derive
 from warploom.derive.formula.frontend import build, reduce, softmax, tensor
@@ -15,7 +16,7 @@ from warploom.derive.lower.lower import check, programs
 from warploom.errors import DoesNotFit, InputError, Spills
 from warploom.flows import derived
 from warploom.flows.derived import build_fitting
-from warploom.kernels.formula import narrow_in_full, padded, schedule_of
+from warploom.kernels.formula import launch_plan, narrow_in_full, padded
 from warploom.tile import Op
 
 CASES: dict[str, tuple[str, dict[str, int]]] = {
@@ -45,7 +46,8 @@ def test_programs_have_cuda_text(name: str) -> None:
     found = made(name)
     for kernel in found.kernels:
         for program in programs(padded(kernel), "bf16", "bf16", narrow_in_full(found)):
-            assert emitted(program, schedule_of(kernel, program)).text
+            policy = Policy(launch=launch_plan(kernel, program))
+            assert emitted(program, schedule_for(program, policy)).text
 
 
 @pytest.mark.parametrize("name", ["77 keys", "one row", "windows", "norm and product"])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from warploom.autosched.plans import choices, planned, scheduled, variations
+from warploom.autosched.plans import choices, planned, policy, variations
 from warploom.autosched.points import Point
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.engine.points import Space
 from warploom.errors import CheckFailed, InputError
@@ -70,7 +71,7 @@ def test_options_mean_what_they_say():
     program = gemm(GemmConfig(tile=(128, 64, 64)))
     point = Point(plan=("groups=1", "depth=3", "resident=2", "launch=dependent"))
     made, plan = planned(program, LaunchPlan(), point.plan)
-    schedule = scheduled(made, "inflight", plan, point.plan, "h200")
+    schedule = schedule_for(made, policy("inflight", plan, point.plan))
     assert made is program and schedule.launch.dependent and len(schedule.compute) == 1
     assert set(schedule.any_loop.ring_depth.values()) == {3}
     # Two groups have their rows; three have none.
@@ -80,7 +81,7 @@ def test_options_mean_what_they_say():
     with pytest.raises(InputError, match=r"plan 'store=over' of gemm: expected store=direct"):
         planned(program, LaunchPlan(), ("store=over",))
     with pytest.raises(InputError, match="depth=3: the solver finds that itself"):
-        scheduled(program, "solve", plan, ("depth=3",), "h200")
+        schedule_for(program, policy("solve", plan, ("depth=3",)))
 
 
 def test_a_search_varies_what_the_model_can_tell_apart():

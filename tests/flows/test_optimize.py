@@ -24,7 +24,8 @@ from warploom.flows.optimized import OptimizeSettings
 from warploom.flows.static_verdict import static_verdict
 from warploom.flows.targets import read_target
 from warploom.kernels.check import CheckResult
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 from warploom.perf.replay import Prediction
 from warploom.report.optimize_html import Line, Page, page_html
 from warploom.sass.decode.cubin import Cubin, parse

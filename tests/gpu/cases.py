@@ -22,9 +22,8 @@ from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
 
-from warploom.autosched.named import multistage
 from warploom.autosched.points import Point
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
@@ -147,7 +146,9 @@ def copied_gemm(shape: str, **settings: str) -> Case:
     sizes = dict(zip(("m", "n", "k"), shape.split("x"), strict=True))
     config, dims = configure("gemm", {"tile": "128,128,32", **sizes, **settings})
     program = entry("gemm").program(config)
-    schedule = multistage(program, 4, LaunchPlan(split="m", store="direct"))
+    schedule = schedule_for(
+        program, Policy("inflight", LaunchPlan(split="m", store="direct"), groups=2, depth=4)
+    )
     return Case(program, schedule, random_arrays(program, dims), bound=5e-3, arch="sm_90",
                 family="sm80")  # fmt: skip
 
@@ -156,7 +157,9 @@ def copied_attention(**settings: str) -> Case:
     """Attention by the same means."""
     config, dims = configure("attention", {"tile": "128,64", "head_dim": "64", **settings})
     program = entry("attention").program(config)
-    schedule = multistage(program, 2, LaunchPlan(split="rows", store="direct"), in_flight=0)
+    schedule = schedule_for(
+        program, Policy("multistage", LaunchPlan(split="rows", store="direct"), groups=2)
+    )
     return Case(program, schedule, random_arrays(program, dims), arch="sm_90", family="sm80")
 
 
@@ -197,7 +200,9 @@ def drawn(seed: int, arch: str) -> Case:
 def state(rows: int, arch: str) -> Case:
     """Linear attention: a state in registers is a matmul's operand in shared memory."""
     program, arrays = state_case(rows=rows)
-    schedule = schedule_named(program, "lcsf" if arch == "sm_90a" else "multistage", arch=arch)
+    schedule = schedule_for(
+        program, Policy("lcsf" if arch == "sm_90a" else "multistage"), arch=arch
+    )
     return Case(program, schedule, arrays, bound=0.0, arch=arch, family="state")
 
 

@@ -58,12 +58,9 @@ def test_what_no_kernel_takes_is_refused(message):
 @pytest.mark.parametrize("pairs", [False, True])
 def test_the_kernel_gets_every_array_of_its_program(monkeypatch, pairs):
     calls = []
-
-    def built(key, tensor, make):
-        return lambda arrays, stream: calls.append((key[1], arrays))
-
-    monkeypatch.setattr(torch_cache, "built_kernel", built)
-    monkeypatch.setattr(torch_cache, "current_stream", lambda tensor: 0)
+    monkeypatch.setattr(
+        torch_cache, "launch", lambda key, make, arrays: calls.append((key[1], arrays))
+    )
     table = meta(2, 6, dtype=torch.int32)
     caches = {f"{x}_cache": meta(20, 16, 2, 64, dtype=torch.float8_e4m3fn) for x in "kv"}
     arguments = given(**caches, **FACTORS, block_table=table, rotary_interleaved=pairs)

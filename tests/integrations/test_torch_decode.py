@@ -12,7 +12,7 @@ from tests.kernels.decode_case import decode_case  # noqa: E402
 
 from warploom import tile as t  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
-from warploom.integrations import torch_decode  # noqa: E402
+from warploom.integrations import torch_decode, torch_program  # noqa: E402
 from warploom.integrations.torch_decode import attention_with_kvcache  # noqa: E402
 from warploom.kernels.attention.decode import (  # noqa: E402
     PART,
@@ -110,7 +110,7 @@ class Interpreted:
         self.program = make(*key[1:])
         self.launches = 0
 
-    def __call__(self, tensors, stream=0):
+    def __call__(self, tensors, scalars, stream):
         self.launches += 1
         arrays = {name: x.float().numpy() if x.is_floating_point() else x.numpy()
                   for name, x in tensors.items()}  # fmt: skip
@@ -150,10 +150,10 @@ def test_tensors_reach_the_kernels_in_their_order(name, monkeypatch):
     config, lengths, queries, options = CALLS[name]
     kernels = {}
     monkeypatch.setattr(torch_decode, "check_devices", lambda *_: None)
-    monkeypatch.setattr(torch_decode, "current_stream", lambda _: 0)
+    monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
     monkeypatch.setattr(torch_decode, "_sms", lambda _: 8)
     monkeypatch.setattr(
-        torch_decode,
+        torch_program,
         "built_kernel",
         lambda key, tensor, make: kernels.setdefault(key, Interpreted(key)),
     )
@@ -167,7 +167,8 @@ def test_tensors_reach_the_kernels_in_their_order(name, monkeypatch):
         caches = [x.transpose(1, 2).contiguous() for x in caches]
     else:
         table = torch.from_numpy(arrays["table"])
-    monkeypatch.setattr(torch_decode, "_operator", torch_decode._run)
+    run = torch_program.RUNS["warploom::attention_with_kvcache"]
+    monkeypatch.setattr(torch_decode, "_operator", run)
     lengths = torch.from_numpy(arrays["lengths"])
     out = attention_with_kvcache(q, *caches, lengths, table, **options)
     out = out.double().view(batch, queries, heads, config.group, d).transpose(1, 2)

@@ -9,7 +9,7 @@ from tests.kernels.grouped_case import grouped_case  # noqa: E402
 
 from warploom import tile as t  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
-from warploom.integrations import torch_gemm  # noqa: E402
+from warploom.integrations import torch_gemm, torch_program  # noqa: E402
 from warploom.integrations.torch_gemm import (  # noqa: E402
     grouped_mm,
     masked_grouped_mm,
@@ -101,7 +101,7 @@ class Interpreted:
         self.program = work_list(*key[1:]) if lists else grouped(key[1].config)
         self.written = "tasks" if lists else "c"
 
-    def __call__(self, tensors, stream=0):
+    def __call__(self, tensors, scalars, stream):
         assert all(x.stride(-1) == 1 for x in tensors.values())
         tensors[self.written].zero_()
         arrays = {name: x.float().numpy() if x.is_floating_point() else x.numpy()
@@ -127,8 +127,8 @@ CALLS = {
 def test_tensors_reach_the_kernels_in_their_order(name, monkeypatch):
     config = CALLS[name]
     monkeypatch.setattr(torch_gemm, "check_devices", lambda *_: None)
-    monkeypatch.setattr(torch_gemm, "current_stream", lambda _: 0)
-    monkeypatch.setattr(torch_gemm, "built_kernel", lambda key, tensor, make: Interpreted(key))
+    monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
+    monkeypatch.setattr(torch_program, "built_kernel", lambda key, tensor, make: Interpreted(key))
     counts = (201,) if config.groups == "none" else COUNTS
     arrays, want = grouped_case(config, counts, 136, 200)
     kind = F8 if config.dtype.bits == 8 else torch.bfloat16

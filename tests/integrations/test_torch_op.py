@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig
@@ -193,7 +193,7 @@ def program(body=scaled):
 
 def schedule():
     config = GemmConfig()
-    return multistage(gemm(config), 4, LaunchPlan(split="m"))
+    return schedule_for(gemm(config), Policy("inflight", LaunchPlan(split="m"), groups=2, depth=4))
 
 
 def test_a_program_becomes_an_operator(fake):
@@ -250,10 +250,11 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
     keys = []
     monkeypatch.setattr(torch_program, "PLANS", {})
     monkeypatch.setattr(torch_op, "check_devices", lambda *_: None)
-    monkeypatch.setattr(torch_op, "current_stream", lambda _: 0)
-    monkeypatch.setattr(
-        torch_op, "built_kernel", lambda key, *_: keys.append(key) or (lambda *_, **__: None)
-    )
+    for module in (torch_program, torch_op):
+        monkeypatch.setattr(module, "current_stream", lambda _: 0)
+        monkeypatch.setattr(
+            module, "built_kernel", lambda key, *_: keys.append(key) or (lambda *_, **__: None)
+        )
 
     def gemm(rows, invariant):
         shape = torch.empty(rows, 64).bfloat16(), torch.empty(64, 256).bfloat16()

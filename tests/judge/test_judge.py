@@ -14,7 +14,7 @@ from tests.command import warploom
 from warploom import machine
 from warploom import tile as t
 from warploom.errors import InputError
-from warploom.judge import Problem, Referee
+from warploom.judge import Problem, Referee, judge
 from warploom.judge.candidate import arithmetic, load_candidate
 from warploom.judge.tolerance import spreads_of
 from warploom.judge.watch import Watch
@@ -186,3 +186,21 @@ def test_bad_input_is_one_line(words, said):
 def test_a_candidate_that_does_not_load_is_refused():
     done = warploom("judge", f"{PROBLEMS}:nothing", "--against", f"{PROBLEMS}:softmax")
     assert done.returncode == 1 and "loads: " in done.stdout and "'nothing'" in done.stdout
+
+
+def test_what_torch_replaces_of_its_own_is_no_tampering(tmp_path):
+    (tmp_path / "problem.py").write_text(
+        "from warploom import tile as t\nfrom warploom.judge import Problem\n"
+        "x = t.array(t.FP32, 'n')\n"
+        "problem = Problem(lambda x: 2 * x, inputs={'x': x}, outputs={'y': x}, sizes=[{'n': 8}])\n"
+    )
+    (tmp_path / "candidates.py").write_text(
+        "import importlib, torch\n"
+        "def late(x):\n    importlib.import_module('torch._dynamo')\n    return 2 * x\n"
+        "def replaces(x):\n    torch.manual_seed = print\n    return 2 * x\n"
+    )
+    verdicts = [
+        judge(f"{tmp_path / 'candidates.py'}:{name}", str(tmp_path / "problem.py"))
+        for name in ("late", "replaces")
+    ]
+    assert [v.checks for v in verdicts] == [(), ("tampering",)]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lowering import lowered
 
-from warploom.autosched.named import overlapped
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -115,7 +115,7 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
     arrays = packed_arrays(config, [(150, 90), (0, 40), (64, 200), (5, 5)], heads=1)
     program = attention(config)
     plan = LaunchPlan(split="rows", tile_scheduler="dynamic", skip_unit=True)
-    block = lower(program, overlapped(program, 2, plan))
+    block = lowered(program, Policy("pingpong", plan, groups=2, depth=2))
     got = simulate(block, arrays, seed=4)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
     text = emit(block).text
@@ -142,7 +142,7 @@ def test_attention_of_8_bits_is_close_to_float64(causal, optimistic):
     want, lse = reference(config, bind(program, arrays))
     assert np.linalg.norm(got["o"] - want) <= 0.03 * np.linalg.norm(want)
     np.testing.assert_allclose(got["lse"], lse, atol=1e-5)
-    build(program, overlapped(program, 2, LaunchPlan(), 1))
+    compiled(program, Policy("pingpong", LaunchPlan(), groups=1, depth=2))
 
 
 def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
@@ -169,7 +169,8 @@ def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
     program, arrays = early_case(rows, keys, causal, split_mask_loop, seed)
     cluster = ("rows_tile", 2) if pair and not causal else ("", 1)
     launch = LaunchPlan(split="rows", cluster=cluster)
-    block = lower(program, overlapped(program, 2, launch, 2, pingpong, early_rescale=True))
+    order = "pingpong-early" if pingpong else "overlapped-early"
+    block = lowered(program, Policy(order, launch, groups=2, depth=2))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
 
@@ -193,7 +194,7 @@ def test_row_tiles_that_share_their_keys_give_what_they_give_alone(
     _, arrays = early_case(rows, keys, seed=seed)
     program = attention(replace(alone, cluster_m=2))
     launch = LaunchPlan(split="rows", cluster=("rows_tile", 2), reverse=("rows_tile",))
-    block = lower(program, overlapped(program, 2, launch, 1, False))
+    block = lowered(program, Policy("overlapped", launch, groups=1, depth=2))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(attention(alone), arrays)["o"].tobytes()
 
@@ -210,7 +211,9 @@ def early_case(rows, keys, causal=False, split_mask_loop=False, seed=0):
 
 def test_a_slot_given_back_before_its_reader_is_started_is_refused():
     program, _ = early_case(128, 128)
-    schedule = overlapped(program, 2, LaunchPlan(split="rows"), early_rescale=True)
+    schedule = schedule_for(
+        program, Policy("pingpong-early", LaunchPlan(split="rows"), groups=2, depth=2)
+    )
     ((index, loop),) = schedule.loops.items()
     first = dict.fromkeys(loop.params["release"], loop.initiation_interval)
     early = replace(loop, params={**loop.params, "release": first})
@@ -221,17 +224,15 @@ def test_a_slot_given_back_before_its_reader_is_started_is_refused():
 def over(tile="q_t", **changes):
     config = AttentionConfig(head_dim=128, tile=(128, 64))
     plan = LaunchPlan(split="rows", store_over=tile, **changes)
-    return emit(lower(attention(config), overlapped(attention(config), 2, plan)))
+    return emit(lowered(attention(config), Policy("pingpong", plan, groups=2, depth=2)))
 
 
 def test_results_leave_through_the_slot_of_the_queries():
     """Every group writes its rows of each panel, and gives the slot back when they have left."""
     source = over()
-    split_mask_loop = emit(
-        lower(attention(AttentionConfig(head_dim=128, tile=(128, 64))),
-              overlapped(attention(AttentionConfig(head_dim=128, tile=(128, 64))), 2,
-                         LaunchPlan(split="rows", store_panels=2)))
-    )  # fmt: skip
+    program = attention(AttentionConfig(head_dim=128, tile=(128, 64)))
+    policy = Policy("pingpong", LaunchPlan(split="rows", store_panels=2), groups=2, depth=2)
+    split_mask_loop = emit(lowered(program, policy))
     assert source.shared_bytes == split_mask_loop.shared_bytes - 2 * 2 * 64 * 128
     at = dict(re.findall(r"const unsigned (\w+) = shared \+ (\d+);", source.text))
     assert at["panels"] == at["q_base"]
@@ -255,4 +256,4 @@ def test_a_slot_that_groups_have_no_rows_of_is_refused():
     config = AttentionConfig(dtype=E4M3, head_dim=128, tile=(128, 64))
     plan = LaunchPlan(split="rows", store_over="q_t")
     with pytest.raises(InputError, match="expected equal panels"):
-        emit(lower(attention(config), overlapped(attention(config), 2, plan)))
+        emit(lowered(attention(config), Policy("pingpong", plan, groups=2, depth=2)))

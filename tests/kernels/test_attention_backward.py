@@ -9,9 +9,10 @@ import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.kernels.backward_case import backward_case, from_fragments, gradients, summed
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
@@ -22,7 +23,7 @@ from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.backward import (
     BackwardConfig,
     backward,
-    backward_schedule,
+    backward_policy,
     finish,
     prepare,
 )
@@ -53,7 +54,13 @@ def main_case(name):
     values, want = backward_case(config, rows, keys, heads=heads)
     if not config.deterministic:
         values.pop("turns")
-    return backward(config), backward_schedule(config), values, want, config
+    return (
+        backward(config),
+        schedule_for(backward(config), backward_policy(config)),
+        values,
+        want,
+        config,
+    )
 
 
 def planned(case, **changes):
@@ -218,7 +225,7 @@ def test_sums_added_in_turn_have_the_same_bits():
     config = BackwardConfig(head_dim=64, deterministic=True)
     values, _ = backward_case(config, 128, 512)
     program = backward(config)
-    source = emit(lower(program, backward_schedule(config)))
+    source = emit(lowered(program, backward_policy(config)))
     free = replace(source, text=re.sub(r"turn_wait\([^;]*\);  //", "//", source.text))
     library = emulate.compile_all([source, free], None)
     for number, one in enumerate((source, free)):
@@ -234,7 +241,7 @@ def test_older_gpus_have_no_warps_that_copy():
     options = {"store": "direct", "store_warps": False, "staged_slots": 1, "rotate_loops": False}
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):
-        emit_sm80(lower(program, multistage(program, 2, plan, in_flight=0)))
+        emit_sm80(lowered(program, Policy("multistage", plan, groups=2)))
 
 
 def test_sums_in_fragments_are_read_in_order():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lowering import lowered
 
-from warploom.autosched.named import overlapped
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.role_code import Skips, guard_of
 from warploom.codegen.cuda.emit import emit
@@ -98,7 +99,7 @@ def test_optimistic_rescaling_as_scheduled_gives_the_sequential_result(pattern):
     )
     arrays, program = arrays_of(pattern, 200, 170, 3), attention(config)
     plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
-    block = lower(program, overlapped(program, 2, plan, early_rescale=True))
+    block = lowered(program, Policy("pingpong-early", plan, groups=2, depth=2))
     got = simulate(block, arrays, seed=1)
     want = interpret(program, arrays)
     assert all(got[name].tobytes() == want[name].tobytes() for name in ("o", "lse"))
@@ -109,7 +110,7 @@ def test_what_a_second_weighing_costs_is_under_tests_of_a_warp(causal):
     config = AttentionConfig(head_dim=64, causal=causal, tile=(128, 64), optimistic_threshold=12.0)
     plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
     program = attention(config)
-    text = emit(lower(program, overlapped(program, 2, plan, early_rescale=True))).text
+    text = emit(lowered(program, Policy("pingpong-early", plan, groups=2, depth=2))).text
     body = text[text.index("= i_start + 1;") :]
     body = body[: body.index("finish what is in flight")]
     tests = re.findall(r"if \(!\(__all_sync\(0xffffffffu, (.*)\)\)\) \{", body)
@@ -126,7 +127,7 @@ def test_what_a_second_weighing_costs_is_under_tests_of_a_warp(causal):
     depth = [line.index("if") for line in body.split("\n") if "__all_sync" in line]
     assert depth[3] > depth[2] == depth[1] == depth[0]
     plain = emit(
-        lower(program, overlapped(program, 2, LaunchPlan(split="rows"), early_rescale=True))
+        lowered(program, Policy("pingpong-early", LaunchPlan(split="rows"), groups=2, depth=2))
     ).text
     assert "__all_sync" not in plain, "the plan says whether anything is left out"
 
@@ -177,7 +178,7 @@ def test_weights_of_8_bits_on_the_emulated_machine():
         dtype=E4M3, head_dim=32, tile=(64, 64), scale=0.125, optimistic_threshold=12.0
     )
     program, launch = attention(config), LaunchPlan(skip_voted=True)
-    schedule = overlapped(program, 2, launch, 1, early_rescale=True)
+    schedule = schedule_for(program, Policy("pingpong-early", launch, groups=1, depth=2))
     rng = np.random.default_rng(3)
     shapes = {"q": (1, 1, 70, 32), "k": (1, 1, 200, 32), "v": (1, 1, 200, 32)}
     arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}

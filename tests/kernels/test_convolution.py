@@ -7,15 +7,15 @@ import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.kernels.convolution_reference import reference
+from tests.lowering import lowered
 
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
-from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices, spectrum
-from warploom.kernels.convolution.program import default_schedule, long_convolution
+from warploom.kernels.convolution.program import default_policy, long_convolution
 
 CASES = [
     ConvolutionConfig(length, causal, pairs=2)
@@ -41,7 +41,7 @@ def case(config, batch=3, seed=1):
 
 @pytest.fixture(scope="module")
 def emitted():
-    blocks = [lower(long_convolution(one), default_schedule(one)) for one in CASES]
+    blocks = [lowered(long_convolution(one), default_policy(one)) for one in CASES]
     sources = [emit(block) for block in blocks]
     return blocks, sources, emulate.compile_all(sources, None)
 

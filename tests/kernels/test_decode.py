@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.kernels.decode_case import decode_case, joined
+from tests.lowering import lowered
 
 from warploom import tile as t
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
-from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_schedule
+from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_policy
 
 # name -> (config, lengths, queries)
 CASES = {
@@ -51,7 +53,7 @@ def same(got, expected):
 def test_interpreter_and_simulator_give_attention(name):
     config, lengths, queries = CASES[name]
     arrays, want = decode_case(config, lengths, queries)
-    program, schedule = decode(config), decode_schedule(config)
+    program, schedule = decode(config), schedule_for(decode(config), decode_policy(config))
     expected = t.interpret(program, arrays)
     assert close(config, expected, want)
     got = simulate(lower(program, schedule, verified), arrays, seed=1)
@@ -59,7 +61,7 @@ def test_interpreter_and_simulator_give_attention(name):
 
 
 def test_emitted_kernels_give_attention():
-    blocks = {n: lower(decode(c), decode_schedule(c)) for n, (c, _, _) in CASES.items()}
+    blocks = {n: lowered(decode(c), decode_policy(c)) for n, (c, _, _) in CASES.items()}
     sources = [emit(block) for block in blocks.values()]
     library = emulate.compile_all(sources, None)
     for number, (name, block) in enumerate(blocks.items()):

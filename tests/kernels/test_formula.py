@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.passes.lower import lower
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
@@ -13,7 +14,7 @@ from warploom.derive.formula.frontend import apply, build, contract, softmax, te
 from warploom.derive.lemmas.recurrence import recurrence
 from warploom.errors import InputError
 from warploom.kernels.check import checked
-from warploom.kernels.formula import formula_kernel, schedule_of
+from warploom.kernels.formula import formula_kernel
 from warploom.kernels.library import configure
 from warploom.kernels.user import load_kernel
 from warploom.objects import hold, load_object
@@ -54,7 +55,7 @@ def test_derived_recurrences_are_right_on_the_emulated_machine():
     """Rows that fill no chunk; gates of either sign, and one for every channel."""
     made = [formula_kernel(one) for one in (load_object(EXAMPLE), gla())]
     programs = [one.program for one in made]
-    schedules = [schedule_of(*one.found.kernels, one.program) for one in made]
+    schedules = [schedule_for(one.program, Policy(launch=one.launch)) for one in made]
     sources = [emit(lower(*pair)) for pair in zip(programs, schedules, strict=True)]
     library = emulate.compile_all(sources, None)
     for number, one in enumerate(made):

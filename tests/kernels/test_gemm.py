@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
@@ -23,7 +24,7 @@ from warploom.kernels.gemm.program import (
     GemmConfig,
     combine,
     combine_schedule,
-    default_schedule,
+    default_policy,
     gemm,
 )
 from warploom.kernels.gemm.reference import reference
@@ -110,7 +111,7 @@ PAIRS = GemmConfig(promote=True, products_in_flight=2, tile=(128, 64, 16))
 @pytest.mark.parametrize("k", [8, 16, 56, 100])
 def test_products_started_in_pairs_have_rings_of_their_own(k):
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8, store_panels=1)
-    block = lower(gemm(PAIRS), multistage(gemm(PAIRS), 3, launch, 2, in_flight=0))
+    block = lowered(gemm(PAIRS), Policy("lcsf", launch, groups=2, depth=3))
     assert [ring.name for ring in block.rings] == ["a_b", "a_b_2"]
     rng = np.random.default_rng(k)
     arrays = {"a": rng.normal(size=(264, k)), "b": rng.normal(size=(k, 136))}
@@ -131,7 +132,7 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
 def test_slots_given_back_before_the_additions_give_the_sequential_result(config):
     """Every slot, as soon as the group waited for its product."""
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), store_panels=1)
-    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early_release=True)
+    schedule = schedule_for(gemm(config), Policy("lcsf-early", launch, groups=2, depth=2))
     block = lower(gemm(config), schedule)
     kinds = [type(step) for step in block.roles[1].sections[1].steady]
     assert kinds.count(Release) == config.products_in_flight
@@ -161,7 +162,7 @@ def test_a_transposed_product_gives_the_sequential_result(config, axis):
     """Bit for bit, also where a cluster's blocks copy unequal parts of a tile."""
     program = gemm(config)
     launch = LaunchPlan(split="n" if config.swap_ab else "m", cluster=(axis, 2), store_rows=8)
-    block = lower(program, multistage(program, 2, launch, 2, registers=(40, 232)))
+    block = lowered(program, Policy("inflight", launch, groups=2, depth=2, registers=(40, 232)))
     emit(block)
     m, n, k = 2 * config.tile[0] + 5, config.tile[1] + 24, 40
     shapes = {"m": m, "n": n, "k": k, "batch": 2, "one": 1, "slices": config.slices}
@@ -215,7 +216,9 @@ def test_slices_reduced_in_a_cluster_give_the_sequential_result(config, groups):
     launch = LaunchPlan(
         split="n" if config.swap_ab else "m", cluster=("slices_tile", config.slices)
     )
-    block = lower(program, multistage(program, 2, launch, groups, registers=(40, 216)))
+    block = lowered(
+        program, Policy("inflight", launch, groups=groups, depth=2, registers=(40, 216))
+    )
     assert "multicast" not in emit(block).text
     m, n, k = config.tile[0] + 9, config.tile[1] + 8, 16 * (config.slices + 1)
     shapes = {"m": m, "n": n, "k": k}
@@ -237,7 +240,7 @@ def test_a_cluster_reduction_that_does_not_wait_is_found(fault, monkeypatch):
     config, groups = TOGETHER[0]
     program = gemm(config)
     launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
-    block = lower(program, multistage(program, 2, launch, groups))
+    block = lowered(program, Policy("inflight", launch, groups=groups, depth=2))
     arrays = {"a": np.ones((300, 64)), "b": np.ones((64, 80)), "bias": np.ones(80)}
     arrays["c"] = np.zeros((300, 80))
     passed = PhaseBarrier.passed
@@ -266,11 +269,11 @@ def test_cluster_reductions_that_cannot_be_are_refused():
     program = gemm(config)
     for launch in (LaunchPlan(split="m"), LaunchPlan(split="m", cluster=("slices_tile", 2))):
         with pytest.raises(InputError, match="so they must be a cluster"):
-            emit(lower(program, multistage(program, 2, launch, groups)))
+            emit(lowered(program, Policy("inflight", launch, groups=groups, depth=2)))
     narrow = trace(_narrow, GemmConfig().arrays, name="narrow")
     launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
     with pytest.raises(InputError, match="parts of a multiple of 8"):
-        emit(lower(narrow, multistage(narrow, 2, launch, groups)))
+        emit(lowered(narrow, Policy("inflight", launch, groups=groups, depth=2)))
     with pytest.raises(InputError, match="expected a width that 42 is a multiple of"):
         gemm(replace(config, tile=(128, 42, 16)))
     with pytest.raises(InputError, match="expected at least 2"):
@@ -297,4 +300,4 @@ def test_bad_configs_are_refused():
 )
 def test_every_form_of_the_program_has_a_schedule_of_its_own(config):
     """What `warploom build gemm --set ...` takes when no variant is named."""
-    assert emit(lower(gemm(config), default_schedule(config))).shared_bytes <= 232448
+    assert emit(lowered(gemm(config), default_policy(config))).shared_bytes <= 232448

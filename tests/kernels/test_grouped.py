@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.kernels.grouped_case import grouped_case, listed
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
@@ -18,7 +19,7 @@ from warploom.errors import InputError
 from warploom.kernels.gemm.grouped import (
     GroupedConfig,
     grouped,
-    grouped_schedule,
+    grouped_policy,
     work_list,
     work_schedule,
 )
@@ -61,7 +62,7 @@ def close(got, want):
 def test_interpreter_and_simulator_give_the_product(name):
     config, counts, n, k = CASES[name]
     arrays, want = grouped_case(config, counts, n, k)
-    program, schedule = grouped(config), grouped_schedule(config, 2)
+    program, schedule = grouped(config), schedule_for(grouped(config), grouped_policy(config, 2))
     expected = t.interpret(program, arrays)
     assert close(expected, want)
     got = simulate(lower(program, schedule, verified), arrays, seed=1)
@@ -75,7 +76,7 @@ def test_emitted_kernels_give_the_product():
     cluster = LaunchPlan(store_panels=1, cluster=("n_tile", 2), supergroup=8)
     plans = dict.fromkeys(EMITTED) | {"rows of experts": cluster, "blocks": cluster}
     chosen = {name: CASES[name][0] for name in EMITTED}
-    blocks = [lower(grouped(c), grouped_schedule(c, 2, plans[name])) for name, c in chosen.items()]
+    blocks = [lowered(grouped(c), grouped_policy(c, 2, plans[name])) for name, c in chosen.items()]
     sources = [emit(block) for block in blocks]
     library = emulate.compile_all(sources, None)
     for number, (name, block) in enumerate(zip(EMITTED, blocks, strict=True)):
@@ -116,7 +117,7 @@ def test_the_emitted_list_of_tasks():
 
 def test_vectors_along_rows_come_by_the_producer():
     texts = [
-        emitted(grouped(one), grouped_schedule(one)).text
+        emitted(grouped(one), schedule_for(grouped(one), grouped_policy(one))).text
         for one in (GroupedConfig(**BLOCKS, brought=True), GroupedConfig(**BLOCKS))
     ]
     assert "scale_a_map" in texts[0] and "scale_a_data" not in texts[0]
@@ -137,7 +138,7 @@ def test_a_vector_that_begins_at_any_row_is_not_copied():
     kinds |= {"scale": t.array(t.FP32, "depth m"), "c": t.array(t.FP32, "m n")}
     for shift in (4, 1):
         program = t.trace(body, kinds, name="shifted", shift=shift)
-        made = partial(multistage, program, 2, LaunchPlan(), 1, 0, vectors=True)
+        made = partial(schedule_for, program, Policy("multistage", groups=1, vectors=True))
         if shift == 4:
             assert made()
             continue

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import KernelSchedule
@@ -82,7 +83,11 @@ def kernels() -> dict[str, tuple[Program, KernelSchedule, tuple[str, ...]]]:
     for page, split in ((None, True), (None, False), (16, True), (64, False)):
         config = DecodeConfig(group=4, page=page, split=split)
         name = f"decode {page or 'dense'} {'parts' if split else 'whole'}"
-        found[name] = decode.decode(config), decode.decode_schedule(config), ()
+        found[name] = (
+            decode.decode(config),
+            schedule_for(decode.decode(config), decode.decode_policy(config)),
+            (),
+        )
     return found
 
 

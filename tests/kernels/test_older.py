@@ -2,7 +2,6 @@
 
 import pytest
 
-from warploom.codegen.compile.build import build
 from warploom.errors import DoesNotFit, InputError, Spills
 from warploom.kernels.library import entry
 from warploom.kernels.older import older_kernel
@@ -21,10 +20,10 @@ def test_the_default_fits_by_the_limits_of_its_gpu(arch, name, settings):
     kernel = entry(name)
     asked = kernel.config(**settings)
     refused = []
-    config, schedule = older_kernel(kernel, asked, arch, say=refused.append)
-    built = build(kernel.program(config), schedule, arch)  # refuses spills
+    found = older_kernel(kernel, asked, arch, say=refused.append)
+    built = found.build()  # refuses spills
     assert built.source.shared_bytes <= SHARED[arch]
-    assert (config == asked) == (not refused)
+    assert (found.config == asked) == (not refused)
     assert all(arch in text and "232,448" not in text for text in refused)
 
 
@@ -32,8 +31,8 @@ def test_a_gemm_needs_no_smaller_tile_where_its_columns_are_contiguous_in_depth(
     """The offsets of all blocks of b share registers: a table of them would spill."""
     kernel = entry("gemm")
     asked = kernel.config(b="nk")
-    config, _ = older_kernel(kernel, asked, "sm_80")
-    assert config.tile == asked.tile == (128, 256, 64)
+    found = older_kernel(kernel, asked, "sm_80")
+    assert found.config.tile == asked.tile == (128, 256, 64)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +46,9 @@ def test_a_tile_that_was_asked_for_is_kept_and_refused_by_name(settings, error, 
     kernel = entry("attention")
     asked = kernel.config(**settings)
     with pytest.raises(error, match=message):
-        config, schedule = older_kernel(kernel, asked, "sm_80", fixed=True)
-        assert config == asked
-        build(kernel.program(config), schedule, "sm_80")
+        found = older_kernel(kernel, asked, "sm_80", fixed=True)
+        assert found.config == asked
+        found.build()
 
 
 def test_what_no_tile_would_mend_is_refused_at_once():

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.schedules import Block, schedule_named
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.oracle.simulate import simulate
@@ -17,7 +18,7 @@ from warploom.errors import InputError
 from warploom.kernels.recurrent.program import (
     RecurrentConfig,
     default_launch,
-    default_schedule,
+    default_policy,
     recurrent,
 )
 from warploom.kernels.recurrent.reference import reference
@@ -76,12 +77,14 @@ def case(config, rows=150, heads=2, decay=0.1, seed=1):
 @pytest.fixture(scope="module")
 def emitted():
     """Every case by its default schedule, one by the other names, one for GPUs without TMA."""
-    blocks = [lower(recurrent(one), default_schedule(one)) for one in CASES.values()]
+    blocks = [lowered(recurrent(one), default_policy(one)) for one in CASES.values()]
     mamba = CASES["mamba"]
-    named = schedule_named(recurrent(mamba), "lcsf", default_launch(mamba))
-    older = schedule_named(recurrent(mamba), "multistage", default_launch(mamba), arch="sm_80")
+    named = schedule_for(recurrent(mamba), Policy("lcsf", default_launch(mamba)))
+    older = schedule_for(
+        recurrent(mamba), Policy("multistage", default_launch(mamba)), arch="sm_80"
+    )
     pair = default_launch(mamba).with_options(cluster=("heads_tile", 2))
-    shared = schedule_named(recurrent(mamba), "lcsf", pair, block=Block((40, 216)))
+    shared = schedule_for(recurrent(mamba), Policy("lcsf", pair, registers=(40, 216)))
     blocks += [lower(recurrent(mamba), one) for one in (named, shared, older)]
     sources = [*map(emit, blocks[:-1]), emit_sm80(blocks[-1])]
     return blocks, sources, emulate.compile_all(sources, None)
@@ -136,7 +139,11 @@ def test_rows_that_fill_no_chunk_leave_the_right_state(rows):
     for config in (CASES["retention"], CASES["mamba"]):
         values = case(config, rows)
         want = reference(config, values, 0.5)
-        got = simulate(lower(recurrent(config), default_schedule(config)), values, SCALE)
+        got = simulate(
+            lowered(recurrent(config), default_policy(config)),
+            values,
+            SCALE,
+        )
         assert all(distance(got[name], want[name]) < ROUNDING for name in want)
 
 

@@ -14,21 +14,22 @@ from tests.kernels.recurrent_backward_case import (
     of_part,
 )
 from tests.kernels.test_recurrent import case
+from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.recurrent.backward import (
     ALLOW,
-    backward_schedule,
+    backward_policy,
     parts_of,
     recurrent_backward,
     sizes_of,
 )
-from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.reference import gradients, reference
 
 CASES = {
@@ -110,7 +111,10 @@ def test_the_gradients_are_those_of_autograd():
 def emitted():
     """Some cases by their default schedules."""
     made = [(CASES[name], part) for name, part in EMITTED]
-    programs = [(recurrent_backward(*one), backward_schedule(*one)) for one in made]
+    programs = [
+        (recurrent_backward(*one), schedule_for(recurrent_backward(*one), backward_policy(*one)))
+        for one in made
+    ]
     sources = [emit(lower(*one)) for one in programs]
     return sources, emulate.compile_all(sources, None)
 
@@ -122,7 +126,10 @@ def test_every_gradient_is_right(name):
     meant = interpreted(config, values)
     assert right(far(meant, want))
     for part in parts_of(config):
-        program, schedule = recurrent_backward(config, part), backward_schedule(config, part)
+        program, schedule = (
+            recurrent_backward(config, part),
+            schedule_for(recurrent_backward(config, part), backward_policy(config, part)),
+        )
         arrays = of_part(config, values, part)
         if part in SECOND:
             arrays |= {x: meant[x] for x in SECOND[part] if x in arrays}
@@ -150,7 +157,11 @@ def test_the_forward_pass_keeps_the_states():
         values, sizes = case(kept, 150), sizes_of(config, 1, 150, 2)
         for one in (x for x in recurrent(kept).arrays if x.name not in values):
             values[one.name] = np.full([sizes[dim] for dim in one.dims], np.nan)
-        got = simulate(lower(recurrent(kept), default_schedule(kept)), values, {"scale": SCALE})
+        got = simulate(
+            lowered(recurrent(kept), default_policy(kept)),
+            values,
+            {"scale": SCALE},
+        )
         for name, want in reference(kept, values, SCALE).items():
             assert distance(got[name], want) < ROUNDING, name
 
@@ -183,10 +194,8 @@ def test_a_wrong_input_makes_wrong_gradients(fault):
 @pytest.mark.parametrize(("name", "part"), [EMITTED[1], EMITTED[4]])
 def test_loops_do_not_wait_for_single_matmuls(name, part):
     """ptxas says so where it makes one matmul wait for another; `build` refuses it."""
-    program, schedule = (
-        make(CASES[name], part) for make in (recurrent_backward, backward_schedule)
-    )
-    build(program, schedule, allow=ALLOW)
+    program = recurrent_backward(CASES[name], part)
+    compiled(program, backward_policy(CASES[name], part), allow=ALLOW)
 
 
 def test_keys_that_no_kernel_is_for_are_refused():

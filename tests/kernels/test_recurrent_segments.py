@@ -7,11 +7,12 @@ from tests.gpu.cases import distance
 from tests.kernels.test_recurrent import ROUNDING, SCALE, case
 
 from warploom import tile as t
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.errors import InputError
-from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.reference import reference
-from warploom.kernels.recurrent.segments import configs, scan, scan_schedule, segments
+from warploom.kernels.recurrent.segments import configs, scan, segments
 
 COUNT, ROWS = 3, 192
 CASES = {
@@ -75,8 +76,11 @@ def test_segments_are_right_as_emitted():
     values = case(config, rows=ROWS)
     states, outputs = configs(config)
     programs = [recurrent(states), scan(config), recurrent(outputs)]
-    schedules = [default_schedule(states), scan_schedule(config), default_schedule(outputs)]
-    sources = [emitted(*both) for both in zip(programs, schedules, strict=True)]
+    policies = [default_policy(states), Policy(), default_policy(outputs)]
+    sources = [
+        emitted(program, schedule_for(program, policy))
+        for program, policy in zip(programs, policies, strict=True)
+    ]
     library = emulate.compile_all(sources, None)
 
     def ran(number, program, arrays, scalars):

@@ -9,11 +9,12 @@ from tests.gpu.cases import distance
 from tests.kernels.test_recurrent import CASES, SCALE, case
 
 from warploom import tile as t
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.errors import InputError
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.reference import reference
-from warploom.kernels.recurrent.step import default_schedule, recurrent_step
+from warploom.kernels.recurrent.step import recurrent_step
 
 STEPS = {name: replace(config, initial=True, final=True) for name, config in CASES.items()}
 EMULATED = ("retention", "mamba", "gla", "gated-delta")
@@ -45,8 +46,7 @@ def of(config):
 @pytest.fixture(scope="module")
 def library():
     sources = [
-        emitted(of(one), default_schedule(replace(one, initial=False, final=False)))
-        for one in (STEPS[name] for name in EMULATED)
+        emitted(of(one), schedule_for(of(one))) for one in (STEPS[name] for name in EMULATED)
     ]
     return sources, emulate.compile_all(sources, None)
 

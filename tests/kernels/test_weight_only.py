@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from tests.codegen import emulate
+from tests.lowering import lowered
 
 from warploom import tile as t
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
@@ -13,7 +15,7 @@ from warploom.kernels.gemm.weight_only import (
     WeightOnlyConfig,
     plan_weight_only,
     weight_only,
-    weight_only_schedule,
+    weight_only_policy,
 )
 
 # name -> (config, m, n, k)
@@ -44,12 +46,14 @@ def test_interpreter_and_simulator_give_the_product(name):
     arrays, want = case(*sizes)
     expected = t.interpret(weight_only(config), arrays)
     assert close(expected, want)
-    block = lower(weight_only(config), weight_only_schedule(config), verified)
+    block = lower(
+        weight_only(config), schedule_for(weight_only(config), weight_only_policy(config)), verified
+    )
     assert np.array_equal(simulate(block, arrays, seed=1)["y"], expected["y"])
 
 
 def test_emitted_kernels_give_the_product():
-    blocks = [lower(weight_only(c), weight_only_schedule(c)) for c, *_ in CASES.values()]
+    blocks = [lowered(weight_only(c), weight_only_policy(c)) for c, *_ in CASES.values()]
     sources = [emit(block) for block in blocks]
     library = emulate.compile_all(sources, None)
     for number, (name, (_, *sizes)) in enumerate(CASES.items()):
@@ -61,7 +65,7 @@ def test_emitted_kernels_give_the_product():
 
 def test_weights_come_through_shared_memory():
     config = WeightOnlyConfig()
-    text = emit(lower(weight_only(config), weight_only_schedule(config))).text
+    text = emit(lowered(weight_only(config), weight_only_policy(config))).text
     assert "w_map" in text and "w_data" not in text and "read_bytes<" in text
 
 

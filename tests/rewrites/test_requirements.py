@@ -14,6 +14,7 @@ from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.check import check_meaning
 from warploom.rewrites.exponents import in_powers_of_two
+from warploom.rewrites.in_place import mask_in_place
 from warploom.rewrites.masks import masked_loops, skip_masked_blocks, split_mask_loop
 from warploom.rewrites.online_softmax import find
 from warploom.rewrites.replay import NotApplicable, Replay
@@ -314,3 +315,35 @@ def test_only_a_division_by_a_vector_is_made_a_product() -> None:
     arrays = {"x": np.random.default_rng(0).uniform(1.0, 2.0, (8, 16)), "y": np.zeros((8, 16))}
     assert_same(program, rewritten, arrays)
     assert len(ops_of(program, "div")) == 3 and len(ops_of(rewritten, "div")) == 2
+
+
+# ---- masks in place
+
+
+def masks_of(program):
+    """The choices of one element for each of scores."""
+    return [op for op in ops_of(program, "where") if len(op.dst.type.axes) == 2]
+
+
+def test_a_mask_is_written_over_the_product_that_it_is_of() -> None:
+    program = attention(natural=False, early=False)
+    assert all(op.dst != op.srcs[1] for op in masks_of(program))
+    assert all(op.dst == op.srcs[1] for op in masks_of(mask_in_place(program)))
+
+
+def test_a_mask_of_what_is_no_product_makes_another_tile() -> None:
+    with pytest.raises(NotApplicable, match="alone in reading a matmul's result"):
+        mask_in_place(attention())  # scores are scaled before they are masked
+
+
+def test_a_product_that_is_read_behind_its_mask_stays() -> None:
+    program = attention(natural=False, early=False)
+    (mask,) = masks_of(program)
+    (total, *_) = [op.dst for op in ops_of(program, "add") if len(op.dst.type.axes) == 1]
+
+    def read(replay) -> None:
+        sums = replay.tile(total)
+        sums[:] = sums + sum_along(replay.tile(mask.srcs[1]) * 0.5, "keys")
+
+    with pytest.raises(NotApplicable, match="alone in reading"):
+        mask_in_place(Beside(program, mask, read).run())

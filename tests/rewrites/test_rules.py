@@ -11,6 +11,7 @@ from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.check import check_meaning
 from warploom.rewrites.exponents import in_powers_of_two
+from warploom.rewrites.in_place import mask_in_place
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
 from warploom.rewrites.online_softmax import find
 from warploom.rewrites.ranges import least
@@ -48,11 +49,13 @@ CHAINS = {
     "powers": [in_powers_of_two],
     "skip": [skip_masked_blocks],
     "split": [skip_masked_blocks, split_mask_loop],
+    "in place": [in_powers_of_two, mask_in_place],
     "lazy": [in_powers_of_two, lambda p: lazy_rescale(p, 8.0)],
     "optimistic": [in_powers_of_two, lambda p: optimistic_rescale(p, 12.0)],
     "all, lazy": [
         in_powers_of_two,
         skip_masked_blocks,
+        mask_in_place,
         split_mask_loop,
         lambda p: lazy_rescale(p, 8.0),
         divide_once_a_row,
@@ -60,6 +63,7 @@ CHAINS = {
     "all, optimistic": [
         in_powers_of_two,
         skip_masked_blocks,
+        mask_in_place,
         split_mask_loop,
         lambda p: optimistic_rescale(p, 10.0),
         divide_once_a_row,

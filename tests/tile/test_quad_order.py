@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from warploom.autosched.schedules import schedule_for
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.simt.emit_exchange import quad_place_text
 from warploom.errors import InputError
-from warploom.kernels.attention.program import AttentionConfig, attention, default_schedule
+from warploom.kernels.attention.program import AttentionConfig, attention, default_policy
 from warploom.kernels.attention.reference import natural_order
 from warploom.kernels.attention.values import ordered_values
 from warploom.tile import E4M3, FP32, array, grid, interpret, load, size, span, store, trace
@@ -43,7 +44,12 @@ def test_lengths_that_are_no_multiple_are_refused():
 
 def test_attention_of_8_bits_exchanges_no_words():
     config = AttentionConfig(dtype=E4M3, head_dim=64, tile=(128, 64))
-    assert "quad_fragment" not in emitted(attention(config), default_schedule(config)).text
+    assert (
+        "quad_fragment"
+        not in emitted(
+            attention(config), schedule_for(attention(config), default_policy(config))
+        ).text
+    )
 
 
 def test_threads_without_matmuls_read_each_element_from_its_place():

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from warploom.codegen.analysis.entry import WARP_GROUP, entry_registers
-from warploom.codegen.ir.place import Placement, place
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.place import Placement
 from warploom.codegen.passes.rings import local_rings, rings_of
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Group, Schedule
-from warploom.tile import Loop, Op, Program
+from warploom.tile import Loop, Op
 
 # Registers a thread for (producer, consumers) by number of consumer groups: what fits in the pool
 # that a launch reserves (registers at entry times threads) once setmaxnreg has moved it.
@@ -62,13 +61,11 @@ def write(
     depth: int,
     order: Sequence[tuple[str, int]],
     shift: int = 0,
-    copies: Mapping[str, int] | None = None,
 ) -> Schedule:
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs, for the
     warp groups `own`: the producer and the others.
 
-    `copies` of register tiles by name (`passes.copies`); `shift` places group g's order g * shift
-    positions later: that gives the groups their turns.
+    `shift` places group g's order g * shift positions later: that gives the groups their turns.
     """
     compute = len(own) - 1
     interval = len(order) + max(0, compute - 1) * shift
@@ -97,35 +94,29 @@ def write(
         group=group,
         ring_depth={op.label: depth for op in loads},
         groups=own,
-        params={"release": release, **({"copies": dict(copies)} if copies else {})},
+        params={"release": release},
     )
 
 
 def multistage(
-    program: Program,
+    placement: Placement,
+    own: tuple[Group, ...],
     depth: int,
-    launch: LaunchPlan,
-    compute: int = 2,
-    in_flight: int = 1,
-    registers: tuple[int, int] | None = None,
+    in_flight: bool = False,
     early_release: bool = False,
-    vectors: bool = False,
-) -> KernelSchedule:
-    """Load-compute-finish: producers fill a ring, consumers run the body in program order.
+) -> dict[str, Schedule]:
+    """Load-compute-finish, by loop: producers fill rings of `depth` slots, the consumers of `own`
+    run the body in program order.
 
     With `in_flight` the last matmul stays unfinished across the back edge, where nothing after it
-    touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
-    back behind the first matmul of the next iteration. `early_release`: a slot is given back before
-    the first op that needs what was made of it, where the group waits anyway, not at the
-    iteration's end. `vectors`: the producer also brings vectors along columns (without it each
-    thread loads an element).
+    touches its result (without it every iteration is drained, as in ThunderKittens' template): its
+    slots go back behind the first matmul of the next iteration. `early_release`: a slot is given
+    back before the first op that needs what was made of it, where the group waits anyway, not at
+    the iteration's end.
     """
     loops: dict[str, Schedule] = {}
-    placement = place(program, launch.split, compute, vectors)
-    own = groups(compute, registers, launch.resident)
-    program = placement.program
-    for loop in program.loops():
-        ops = _placed(program, loop, placement)
+    for loop in placement.program.loops():
+        ops = _placed(loop, placement)
         order = [(op.label, 0) for op in ops]
         reader = {
             ring: max(op.id for op in _readers(placement, ops, names))
@@ -150,7 +141,7 @@ def multistage(
             else:
                 order.append((f"release {ring}", 0))
         loops[loop.index] = write(placement, loop, own, depth, order)
-    return KernelSchedule("multistage", loops, launch)
+    return loops
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
@@ -165,33 +156,28 @@ def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
 
 
 def overlapped(
-    program: Program,
+    placement: Placement,
+    own: tuple[Group, ...],
     depth: int,
-    launch: LaunchPlan,
-    compute: int = 2,
-    pingpong: bool = True,
-    registers: tuple[int, int] | None = None,
-    copies: int = 1,
+    pingpong: bool = False,
     early_rescale: bool = False,
-) -> KernelSchedule:
-    """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
-    so that both are in flight while the ops between them run. With `pingpong` the groups take turns
-    with the tensor core. With two `copies` of the tile that the last matmul reads from registers,
-    the next tile is packed while it runs. `early_rescale`: what the loop does to the last matmul's
-    result before that matmul (rescaling) comes right before it, beside the first matmul, and not at
-    the end of the iteration, where the tensor core would wait for it.
+) -> dict[str, Schedule]:
+    """FlashAttention-3's pipeline, by loop: the last matmul of the body runs one iteration behind
+    the first, so that both are in flight while the ops between them run. With `pingpong` the groups
+    take turns with the tensor core. `early_rescale`: what the loop does to the last matmul's result
+    before that matmul (rescaling) comes right before it, beside the first matmul, and not at the
+    end of the iteration, where the tensor core would wait for it.
+
+    Raises `InputError` for a loop with fewer than two matmuls.
     """
-    placement = place(program, launch.split, compute)
-    program = placement.program
     loops: dict[str, Schedule] = {}
-    own = groups(compute, registers, launch.resident)
-    for loop in program.loops():
-        ops = _placed(program, loop, placement)
+    for loop in placement.program.loops():
+        ops = _placed(loop, placement)
         matmuls = [op for op in ops if op.kind == "mma"]
         if len(matmuls) < 2:
             raise InputError(
-                f"loop {loop.index} of {program.name} has {len(matmuls)} matmuls; the overlapped "
-                "schedule needs two, use multistage"
+                f"loop {loop.index} of {placement.program.name} has {len(matmuls)} matmuls; the "
+                "overlapped schedule needs two, use multistage"
             )
         last = matmuls[-1]
         before = [op for op in ops if early_rescale and op.kind != "mma" and op.dst == last.dst]
@@ -205,13 +191,11 @@ def overlapped(
             place_ = _first_toucher(placement, order, by_label, reader, after)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
         shift = len(matmuls) if pingpong else 0
-        left = last.srcs[0].name
-        named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
-        loops[loop.index] = write(placement, loop, own, depth, order, shift, named)
-    return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
+        loops[loop.index] = write(placement, loop, own, depth, order, shift)
+    return loops
 
 
-def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:
+def _placed(loop: Loop, placement: Placement) -> list[Op]:
     return [
         op
         for op in loop.body

@@ -24,15 +24,13 @@ loops that get longer along the grid, tiles loaded once a task.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 
 from warploom.autosched.named import register_pool
-from warploom.autosched.schedules import Block, schedule_named
+from warploom.autosched.schedules import Policy
 from warploom.autosched.solve import Search
-from warploom.codegen.ir.fuse import turned_operands
 from warploom.codegen.ir.place import ROWS_PER_GROUP
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, sum_loop
 from warploom.rewrites.replay import NotApplicable
@@ -123,26 +121,14 @@ def planned(
     return made, plan
 
 
-def scheduled(
-    program: Program,
-    order: str,
-    plan: LaunchPlan,
-    words: tuple[str, ...],
-    gpu: str,
-    search: Search | None = None,
-) -> KernelSchedule:
-    """The schedule of a program in an order, under a launch plan and what the words say of the
-    block; raises `InputError` where they do not fit."""
+def policy(
+    order: str, plan: LaunchPlan, words: tuple[str, ...], search: Search | None = None
+) -> Policy:
+    """What an order, a launch plan and the words of a point say of a schedule, but for
+    `registers`."""
     given = dict(word.split("=") for word in words)
-    if order == "solve" and (own := [name for name in LEFT_TO_SOLVER if name in given]):
-        raise InputError(f"plan {own[0]}={given[own[0]]}: the solver finds that itself")
-    block = Block(groups=int(given.get("groups", 0)), depth=int(given.get("depth", 0)))
-    schedule = schedule_named(program, order, plan, gpu, search, block)
-    turns = bool(turned_operands(program))
-    split = registers(words, len(schedule.compute), plan.resident, turns)
-    if split is None:
-        return schedule
-    return schedule_named(program, order, plan, gpu, search, replace(block, registers=split))
+    groups, depth = (int(given.get(name, 0)) for name in LEFT_TO_SOLVER)
+    return Policy(order, plan, groups, depth, search=search)
 
 
 def ordered(words: Sequence[str]) -> tuple[str, ...]:

@@ -1,10 +1,14 @@
-"""Kernel schedules by name, for any program: what `build(..., schedule="...")` understands.
+"""The one chooser: from a program and a `Policy` to its schedule.
+
+Whoever wants a schedule says in a policy what is known of it, from the order alone to the slots of
+a ring: kernels of the library, tuned and searched points, programs of users, the command line.
+`schedule_for` finds the rest. Orders by name, for any program:
 
 unpipelined   one slot a ring, one matmul at a time: only the groups of a block overlap
 multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
 inflight      the same with one matmul in flight across iterations
-lcsf-early    as lcsf, and a slot is given back before the first op that needs what was made of it
+...-early     these two, and a slot is given back before the first op that needs what was made of it
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
 ...-early     these two with what the loop does to its last result (rescaling) beside the first
@@ -14,20 +18,24 @@ solve         the solver's answer that replays fastest (`autosched.solve`, `auto
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from warploom.autosched.chosen import chosen_kernel
 from warploom.autosched.depths import MOST_DEPTH
-from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.named import groups, multistage, overlapped
 from warploom.autosched.solve import Search, row_axis, solve_kernel
 from warploom.codegen.analysis.shared_layout import shared_layout
+from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place, runs_along
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.tile import Op, Program
+from warploom.schedule.model.schedule import Schedule
+from warploom.tile import Loop, Op, Program
 
 NAMES = (
     "unpipelined",
@@ -35,26 +43,41 @@ NAMES = (
     "lcsf",
     "inflight",
     "lcsf-early",
+    "inflight-early",
     "overlapped",
     "pingpong",
     "overlapped-early",
     "pingpong-early",
     "solve",
 )
+SLOTS = {"unpipelined": 1, "multistage": 2}  # of the rings, by orders that say so
+LEAST_FITTED = 2  # slots of rings that are as deep as fit
 
 
 @dataclass(frozen=True)
-class Block:
-    """What is said of a kernel's block besides its order; what is not follows from the program.
+class Policy:
+    """What is said of a schedule; what is not follows from the program.
 
-    registers   (loading, computing) a thread
-    groups      compute groups; 0: one for every 64 rows
-    depth       slots of the rings, at most; 0: as many as fit
+    order      one of `NAMES`; "": the one that suits the program's loops (`fitting_name`)
+    launch     how the grid is laid over the GPU; of a block with several groups, a split axis that
+               it does not name is the program's
+    groups     compute groups; 0: one for every 64 rows
+    depth      slots of the rings, at most; 0: as many as fit
+    slots      of the rings of arrays by name, where they are not those of the others
+    registers  (loading, computing) a thread; None: the usual split
+    vectors    the loading group also brings vectors along columns; without it each thread loads
+               its elements
+    search     how hard the solver looks
     """
 
-    registers: tuple[int, int] | None = None
+    order: str = ""
+    launch: LaunchPlan = field(default_factory=LaunchPlan)
     groups: int = 0
     depth: int = 0
+    slots: Mapping[str, int] = field(default_factory=dict[str, int])
+    registers: tuple[int, int] | None = None
+    vectors: bool = False
+    search: Search | None = None
 
 
 def fitting_name(program: Program) -> str | None:
@@ -94,63 +117,103 @@ def _is_chain(ops: list[Op], products: list[Op]) -> bool:
     return False
 
 
-def schedule_named(
+def schedule_for(
     program: Program,
-    name: str,
-    launch: LaunchPlan | None = None,
+    policy: Policy | SimtSchedule = Policy(),
     gpu: str = "h200",
-    search: Search | None = None,
-    block: Block = Block(),
     arch: str = "sm_90a",
     say: Callable[[str], None] = lambda _: None,
-) -> KernelSchedule:
-    """The schedule of that name for a program under a launch plan.
+) -> KernelSchedule | SimtSchedule:
+    """The schedule of a program under a policy.
 
-    An `arch` without TMA and clusters gets a plan without them, and rings that fit its shared
-    memory; the solver's costs are Hopper's. Raises `InputError` for an unknown name or where the
-    name's shape does not fit the program.
+    A program without a matmul is laid over threads: as a `SimtSchedule` says, or by its sizes. An
+    `arch` without TMA and clusters gets a plan without them, and rings that fit its shared memory;
+    the solver's costs are those of `gpu`, and `say` hears of its answers. Raises `InputError` for
+    an unknown order or where an order does not fit the program.
     """
-    if name not in NAMES:
-        raise InputError(f"schedule {name!r}: expected one of {', '.join(NAMES)}")
+    if isinstance(policy, SimtSchedule):
+        return policy
+    if not policy.order:
+        name = fitting_name(program)
+        if name is None:
+            return simt(program)
+        policy = replace(policy, order=name)
+    if policy.order not in NAMES:
+        raise InputError(f"schedule {policy.order!r}: expected one of {', '.join(NAMES)}")
     if not any(op.kind == "mma" for op in program.ops()):
         raise InputError(
             f"{program.name} has no matrix product: its loops have nothing to pipeline on the "
             "tensor core; the default schedule lays it over threads"
         )
     if arch != "sm_90a":
-        if name == "solve":
+        if policy.order == "solve":
             raise InputError(f"schedule 'solve' is for Hopper (sm_90a), not {arch}; name another")
-        launch = older_plan(launch or LaunchPlan())
-    if name == "solve":
-        asked = search or Search(replayed=True)
+        policy = replace(policy, launch=older_plan(policy.launch))
+    if policy.order == "solve":
+        own = ("groups", "depth", "slots", "vectors")
+        if told := [name for name in own if getattr(policy, name)]:
+            said = f"{told[0]}={getattr(policy, told[0])}"
+            raise InputError(f"schedule 'solve' with {said}: the solver finds that itself")
+        asked = policy.search or Search(replayed=True)
         if asked.replayed:
-            return chosen_kernel(program, launch, gpu, asked, block.registers, say=say)
-        return solve_kernel(program, launch, gpu, asked, block.registers)
-    plan = launch or LaunchPlan()
-    plan = plan if plan.split else plan.with_options(split=row_axis(program))
+            return chosen_kernel(program, policy.launch, gpu, asked, policy.registers, say=say)
+        return solve_kernel(program, policy.launch, gpu, asked, policy.registers)
+    return _named(program, policy, arch)
+
+
+def compiled(
+    program: Program,
+    policy: Policy | SimtSchedule = Policy(),
+    arch: str = "sm_90a",
+    allow: tuple[str, ...] = (),
+) -> Built:
+    """The program under a policy, built; raises what `schedule_for` and `build` raise."""
+    return build(program, schedule_for(program, policy, arch=arch), arch, allow)
+
+
+def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
+    """The schedule of an order that people wrote."""
+    plan, order = policy.launch, policy.order
+    if not plan.split and policy.groups != 1:
+        plan = plan.with_options(split=row_axis(program))
+    count = policy.groups or _groups(program, plan.split)
+    placement = place(program, plan.split, count, policy.vectors)
+    own = groups(count, policy.registers, plan.resident)
+    depth = policy.depth or SLOTS.get(order, MOST_DEPTH)
+    if depth > LEAST_FITTED:
+        depth = min(depth, _fitting(placement, plan, arch))
+    early = order.endswith("-early")
+    pingpong = order.startswith("pingpong") and count > 1
+    if order.startswith(("overlapped", "pingpong")):
+        loops = overlapped(placement, own, depth, pingpong, early)
+    else:
+        loops = multistage(placement, own, depth, order.startswith("inflight"), early)
+    if policy.slots:
+        by_index = {loop.index: loop for loop in program.loops()}
+        loops = {
+            index: _with_slots(by_index[index], one, policy.slots) for index, one in loops.items()
+        }
+    return KernelSchedule(order, loops, plan, pingpong)
+
+
+def _groups(program: Program, split: str) -> int:
+    """One compute group for every 64 rows of the axis that they share out; one alone where an op
+    runs along it, so that it cannot be shared out."""
+    if any(runs_along(op, split) for op in program.ops()):
+        return 1
     rows = {
-        op.dst.type.size(plan.split)
+        op.dst.type.size(split)
         for op in program.ops()
-        if op.dst is not None and plan.split in op.dst.type.names
+        if op.dst is not None and split in op.dst.type.names
     }
-    groups = block.groups or max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
-    if any(runs_along(op, plan.split) for op in program.ops()):
-        groups = 1  # that axis cannot be shared out
+    return max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
 
-    def make(depth: int) -> KernelSchedule:
-        if name.startswith(("overlapped", "pingpong")):
-            pingpong, early = name.startswith("pingpong") and groups > 1, name.endswith("-early")
-            return overlapped(
-                program, depth, plan, groups, pingpong, block.registers, early_rescale=early
-            )
-        flying, early = int(name == "inflight"), name == "lcsf-early"
-        return multistage(program, depth, plan, groups, flying, block.registers, early)
 
-    depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(
-        place(program, plan.split, groups), plan, arch
-    )
-    made = make(min(depth, block.depth or depth))
-    return KernelSchedule(name, made.loops, made.launch, made.pingpong)
+def _with_slots(loop: Loop, schedule: Schedule, slots: Mapping[str, int]) -> Schedule:
+    """The schedule of a loop with so many slots for its loads from these arrays."""
+    loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load" and op.array]
+    own = {op.label: slots[op.array.name] for op in loads if op.array and op.array.name in slots}
+    return replace(schedule, ring_depth={**schedule.ring_depth, **own})
 
 
 def older_plan(plan: LaunchPlan) -> LaunchPlan:
@@ -161,10 +224,11 @@ def older_plan(plan: LaunchPlan) -> LaunchPlan:
     )
 
 
-def _deepest(placement: Placement, plan: LaunchPlan, arch: str) -> int:
-    """The deepest rings that fit the block beside everything else."""
-    rings = rings_of(placement, slots_of(plan, 2))
+def _fitting(placement: Placement, plan: LaunchPlan, arch: str) -> int:
+    """The slots that rings may have beside everything else in the block; raises `DoesNotFit` where
+    there is no room for two."""
+    rings = rings_of(placement, slots_of(plan, LEAST_FITTED))
     taken = shared_layout(placement, plan, rings, arch).total
     slots = loop_slot_bytes(placement, rings)
     left = max(0, shared_limit(plan.resident, arch) - taken)
-    return min(MOST_DEPTH, 2 + left // max(1, slots))
+    return LEAST_FITTED + left // max(1, slots)

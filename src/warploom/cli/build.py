@@ -24,7 +24,8 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.files import check_folder
 from warploom.flows.built import from_file, write_build_note
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 
 AFTER = (START, *PASSES)  # what --print-after knows
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from warploom.autosched.solve import Search
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.variant import Template, Variant
 from warploom.kernels.user import load_kernel, portable
 from warploom.objects import hold, is_held
@@ -167,11 +167,8 @@ class Space:
     def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""
         variant = Variant(str(point), point, self.template)
-        config = variant.config(self.base)
         search = Search(seconds=self.seconds, replayed=True)
-        schedule = variant.schedule(config, gpu, search)
-        program = variant.program(config)
-        return Selected(variant.name, config, program, schedule, allow=variant.allow)
+        return replace(variant.selected(self.base, gpu, search), tuned=False)
 
 
 def orders(program: Program) -> tuple[str, ...]:

@@ -52,11 +52,11 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space, orders
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, ToolMissing, WarploomError
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay
-from warploom.rewrites.rules import Form
+from warploom.rewrites.rules import NEARLY_ALWAYS, Form
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
 from warploom.tile import Op, Program
@@ -270,7 +270,10 @@ class _Search:
     def _forms(self, one: Found) -> Iterator[Point]:
         """Other rewrites, each with the most that a form allows to begin of the next task: one
         loop may go on where the last task's ends, and is worth more with it than without."""
+        kept = NEARLY_ALWAYS.intersection(one.point.rules if one.row.predicted is not None else ())
         for form in self.space.forms(one.point.settings):
+            if not kept.issubset(form.rules):
+                continue
             tasks = values(form.program, "task")
             plan = (f"task={tasks[-1]}",) if tasks and self.effort != "quick" else ()
             for point in self._usual(one.point.settings, form):

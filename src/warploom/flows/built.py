@@ -24,7 +24,8 @@ from warploom.errors import InputError
 from warploom.files import read_object, write_text_atomically
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 from warploom.objects import names_object
 from warploom.runtime.launch import LaunchSpec
 from warploom.runtime.worker import in_own_process

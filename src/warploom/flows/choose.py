@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -20,7 +20,8 @@ from warploom.files import cache_folder
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
-from warploom.kernels.select import DEFAULT, Selected, check_sizes, full_sizes, select
+from warploom.kernels.select import DEFAULT, check_sizes, full_sizes, select
+from warploom.kernels.selected import Selected
 from warploom.perf.gates import Rates
 from warploom.perf.launch_time import Launch, why_slower
 from warploom.perf.replay import Prediction, replay
@@ -163,9 +164,8 @@ def _renamed(
 ) -> Selected | WarploomError:
     """The same program and launch plan under the schedule of that name, or why there is none."""
     try:
-        schedule = schedule_named(
-            first.program, name, first.launch, gpu, search, arch=first.arch, say=say
-        )
+        policy = Policy(name, first.launch, search=search)
+        schedule = schedule_for(first.program, policy, gpu, first.arch, say)
     except WarploomError as error:
         return error
     return replace(first, name=name, schedule=schedule, tuned=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -19,7 +20,7 @@ from warploom.derive.formula.library import formula
 from warploom.derive.kernel.kernel import Kernel
 from warploom.derive.lower.lower import programs
 from warploom.errors import CheckFailed, DoesNotFit, InputError, Spills
-from warploom.kernels.formula import narrow_in_full, padded, schedule_of
+from warploom.kernels.formula import launch_plan, narrow_in_full, padded
 from warploom.objects import called, load_object, names_object
 from warploom.tile import Program
 from warploom.tile.dtypes import HALVES
@@ -100,6 +101,6 @@ def build_derivation(found: Derivation, dtype: str = "bf16") -> tuple[DerivedKer
     types = narrow_in_full(found)
     for kernel in found.kernels:
         for program in programs(padded(kernel), dtype, dtype, types):
-            schedule = schedule_of(kernel, program)
+            schedule = schedule_for(program, Policy(launch=launch_plan(kernel, program)))
             result.append(DerivedKernel(kernel, program, schedule, build(program, schedule)))
     return tuple(result)

@@ -20,7 +20,8 @@ from warploom.integrations.exports.manifest import (
     facts,
     read_manifest,
 )
-from warploom.kernels.select import Selected, select
+from warploom.kernels.select import select
+from warploom.kernels.selected import Selected
 
 GPU = "h200"
 Say = Callable[[str], None]

@@ -24,7 +24,8 @@ from warploom.flows.optimize_page import pictures, report_page
 from warploom.flows.optimized import Optimized, OptimizeSettings, Say
 from warploom.flows.traced import Traced, traced
 from warploom.kernels.check import CheckResult, checked
-from warploom.kernels.select import Selected, check_sizes, full_sizes
+from warploom.kernels.select import check_sizes, full_sizes
+from warploom.kernels.selected import Selected
 from warploom.kernels.user import load_kernel
 from warploom.machine import load as load_machine
 from warploom.objects import is_held, names_object

@@ -13,7 +13,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.flows.optimize_facts import Facts, rival_json
 from warploom.flows.optimized import WRITTEN, Optimized, Trial, order_of
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.timeline import (
     Timeline,

@@ -17,7 +17,7 @@ from warploom.flows.optimize_measure import Measured
 from warploom.flows.static_verdict import StaticVerdict
 from warploom.flows.traced import Traced
 from warploom.kernels.check import CheckResult
-from warploom.kernels.select import Selected
+from warploom.kernels.selected import Selected
 from warploom.objects import names_object
 from warploom.perf.replay import Prediction, cycles_of
 from warploom.runtime.kernel import Kernel

@@ -19,7 +19,7 @@ from warploom.flows.optimize import wants_gpu
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import OptimizeSettings, Say
 from warploom.kernels.library import Entry, configure, entry
-from warploom.kernels.select import Selected, check_sizes, full_sizes
+from warploom.kernels.select import check_sizes, full_sizes
 from warploom.kernels.tuned.table import GPU, Kind, Row, Table, as_toml, kept
 from warploom.kernels.tuned.variant import Variant
 from warploom.objects import names_object
@@ -65,7 +65,7 @@ def record(
     for name, variant in table.variants.items():
         if name not in replays and variant.takes(config):
             try:
-                replays[name] = kept(_replayed(kernel, variant, config))
+                replays[name] = kept(_replayed(variant, config))
                 say(f"{label}: {name}: {replays[name].cycles:.0f} cycles an iteration")
             except WarploomError as error:
                 say(f"{label}: {name}: not of use: {error}")
@@ -116,7 +116,7 @@ def _renewed(name: str, label: str, say: Say) -> Kind:
     config = configure(name, kind.settings)[0]
     replays = dict(kind.replays)
     for one in () if table.replayed else kind.replays:
-        replays[one] = kept(_replayed(kernel, table.variants[one], config))
+        replays[one] = kept(_replayed(table.variants[one], config))
         say(f"{label}: {one}: {replays[one].cycles:.0f} cycles an iteration")
     found = replace(kind, replays=replays)
     return replace(
@@ -162,7 +162,7 @@ def _row(
     say(f"{dict(shape)}: {predicted}")
     measured: dict[str, float] = {}
     for name in best if measuring else ():
-        selected = _selected(kernel, table.variants[name], config)
+        selected = table.variants[name].selected(config)
         found = measure_in_worker(settings.name, given, selected, selected.build(), say)
         if found.correct:
             measured[name] = round(found.microseconds, 2)
@@ -170,16 +170,10 @@ def _row(
     return Row(sizes, predicted, measured, source)
 
 
-def _selected(kernel: Entry, variant: Variant, base: Any) -> Selected:
-    config = variant.config(base)
-    schedule = variant.schedule(config)
-    return Selected(variant.name, config, variant.program(config), schedule, allow=variant.allow)
-
-
-def _replayed(kernel: Entry, variant: Variant, base: Any) -> Replay:
+def _replayed(variant: Variant, base: Any) -> Replay:
     """What the variant's machine code takes where its loads come at once: `Launch` adds how fast
     they come."""
-    selected = _selected(kernel, variant, base)
+    selected = variant.selected(base)
     loads = [op.label for op in selected.program.ops() if op.kind == "load"]
     rates = dict.fromkeys(loads, AT_ONCE)
     schedule = variant.schedule(selected.config)

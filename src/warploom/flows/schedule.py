@@ -9,7 +9,8 @@ from pathlib import Path
 from warploom.autosched.solve import loop_problem
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.errors import InputError
-from warploom.kernels.select import HOPPER, written
+from warploom.kernels.select import written
+from warploom.kernels.selected import HOPPER
 from warploom.schedule import service
 from warploom.schedule.solve.solve import Problem
 

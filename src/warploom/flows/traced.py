@@ -20,7 +20,8 @@ from warploom.errors import InputError
 from warploom.files import write_text_atomically
 from warploom.flows.optimize_measure import memory_of
 from warploom.kernels.library import configure, entry
-from warploom.kernels.select import Selected, full_sizes
+from warploom.kernels.select import full_sizes
+from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch
 from warploom.perf.trace import (
     MEASURED,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     built_kernel,
@@ -66,8 +67,8 @@ def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
 
 
 def _build(config: BackwardConfig, part: str) -> Built:
-    program, schedule, allow = kernel(config, part)
-    return build(program, schedule, allow=allow)
+    program, policy, allow = kernel(config, part)
+    return compiled(program, policy, allow=allow)
 
 
 def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any]]:

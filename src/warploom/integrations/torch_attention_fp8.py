@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
-from warploom.codegen.simt.choose import simt
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     refuse_backward,
+    steps,
     torch_module,
+    variant_kernel,
 )
 from warploom.kernels.attention.program import AttentionConfig, refuse_scale
-from warploom.kernels.attention.program import attention as attention_program
 from warploom.kernels.attention.values import ordered_values as ordered_program
 from warploom.kernels.attention.variants import choose_attention
 from warploom.tile import BF16, E4M3
@@ -41,6 +40,7 @@ def _places(keys: int) -> int:
 
 
 def _check_values(v: Any) -> None:
+    """Raise `InputError` for values that no kernel orders."""
     check_devices("ordered_values", {"v": v})
     if v.dim() != 4 or v.dtype != NARROW:
         raise InputError(
@@ -49,23 +49,19 @@ def _check_values(v: Any) -> None:
         )
 
 
-def _ordered_fake(v: Any) -> Any:
-    _check_values(v)
+def _ordered_result(_: None, v: Any) -> Any:
     batch, heads, keys, d = v.shape
     return v.new_empty((batch, heads, d, _places(keys)))
 
 
-def _ordered(v: Any) -> Any:
-    out = _ordered_fake(v)
-    if v.numel() == 0:
-        return out
-    program = ordered_program()
-    kernel = built_kernel(("ordered_values",), v, lambda: build(program, simt(program), "sm_90a"))
-    kernel({"v": v, "out": out}, stream=current_stream(v))
-    return out
+def _fill_ordered(_: None, out: Any, v: Any) -> None:
+    launch(("ordered_values",), lambda: compiled(ordered_program()), {"v": v, "out": out})
 
 
-def _check(args: tuple[Any, ...]) -> AttentionConfig:
+_ordered, _ordered_fake = steps(_check_values, _ordered_result, _fill_ordered)
+
+
+def _check(*args: Any) -> AttentionConfig:
     """The configuration of a call; raises `InputError` for what no kernel takes."""
     q, k, v, scale_q, scale_k, scale_v, scale_o, causal, scale, ordered = args
     tensors = {"q": q, "k": k, "v": v}
@@ -106,32 +102,22 @@ def _check(args: tuple[Any, ...]) -> AttentionConfig:
     )
 
 
-def _fake(*args: Any) -> Any:
-    config, q = _check(args), args[0]
+def _result(config: AttentionConfig, q: Any, *_: Any) -> Any:
     return q.new_empty(q.shape, dtype=torch.bfloat16 if config.result is BF16 else NARROW)
 
 
-def _run(*args: Any) -> Any:
-    config, out = _check(args), _fake(*args)
+def _fill(config: AttentionConfig, out: Any, *args: Any) -> None:
     q, k, v, scale_q, scale_k, scale_v, scale_o, *_ = args
-    if out.numel() == 0:
-        return out
     if k.numel() == 0:
-        return out.zero_()
+        out.zero_()
+        return
     choice = choose_attention(q.shape[2], config, k.shape[2], q.shape[0] * q.shape[1])
-    config = choice.config(config)
-    kernel = built_kernel(
-        ("attention", choice.name, config),
-        q,
-        lambda: build(attention_program(config), choice.schedule(config), "sm_90a", choice.allow),
-    )
     arrays = {"q": q, "k": k, "v": v, "o": out}
     factors = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     shaped = {n: x.contiguous() if config.head_scales else x.view(1) for n, x in factors.items()}
     if scale_o is not None:
         shaped["scale_o"] = scale_o.view(1)
-    kernel({**arrays, **shaped}, stream=current_stream(q))
-    return out
+    launch(*variant_kernel("attention", choice, config), {**arrays, **shaped})
 
 
 _ordered_operator = operator(
@@ -144,8 +130,7 @@ _ordered_operator = operator(
 _operator = operator(
     "warploom::attention_fp8",
     SCHEMA,
-    _run,
-    _fake,
+    *steps(_check, _result, _fill),
     refuse_backward("warploom::attention_fp8", "train in 16 bits"),
 )
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     torch_module,
 )
@@ -35,6 +34,14 @@ TENSORS = (
     *("k", "v", "k_cache", "v_cache", "cache_seqlens", "block_table"),
     *("q", "rotary_cos", "rotary_sin", "k_descale", "v_descale"),
 )
+OURS = {
+    "cache_seqlens": "lengths",
+    "block_table": "table",
+    "rotary_cos": "cos",
+    "rotary_sin": "sin",
+    "k_descale": "scale_k",
+    "v_descale": "scale_v",
+}
 
 
 def _named(args: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
@@ -114,32 +121,35 @@ def _problem_of_rest(given: dict[str, Any]) -> str:
     return ""
 
 
-def _run(*args: Any) -> Any:
-    given, pairs = _named(args)
-    config, out = _config(given, pairs), _fake(*args)
-    k = given["k"]
-    if k.numel() == 0:
-        return out
-    kernel = built_kernel(
-        ("append", config), k, lambda: build(append(config), append_schedule(config), "sm_90a")
-    )
-    ours = {"cache_seqlens": "lengths", "block_table": "table", "rotary_cos": "cos"}
-    ours |= {"rotary_sin": "sin", "k_descale": "scale_k", "v_descale": "scale_v"}
-    arrays = {ours.get(name, name): one for name, one in given.items()}
-    arrays |= {} if "q" not in given else {"r": out}
+def _plan(*args: Any) -> AppendConfig:
+    return _config(*_named(args))
+
+
+def _result(config: AppendConfig, *args: Any) -> Any:
+    q = _named(args)[0].get("q")
+    return args[0].new_empty(0) if q is None else q.new_empty(q.shape)
+
+
+def _fill(config: AppendConfig, out: Any, *args: Any) -> None:
+    given, _ = _named(args)
+    arrays = {OURS.get(name, name): one for name, one in given.items()}
+    arrays |= {"r": out} if config.group else {}
     if config.rotary == "pairs":
-        for name in ("k", "k_cache", "q", "r"):
-            if name in arrays:
-                arrays[name] = arrays[name].unflatten(-1, (-1, 2))
-    kernel(arrays, stream=current_stream(k))
+        for name in set(arrays) & {"k", "k_cache", "q", "r"}:
+            arrays[name] = arrays[name].unflatten(-1, (-1, 2))
+    launch(("append", config), lambda: compiled(append(config), append_schedule(config)), arrays)
+
+
+def _run(*args: Any) -> Any:
+    config = _plan(*args)
+    out = _result(config, *args)
+    if args[0].numel():  # without queries too, whose result is empty
+        _fill(config, out, *args)
     return out
 
 
 def _fake(*args: Any) -> Any:
-    given, pairs = _named(args)
-    _config(given, pairs)
-    q = given.get("q")
-    return given["k"].new_empty(0) if q is None else q.new_empty(q.shape)
+    return _result(_plan(*args), *args)
 
 
 _operator = operator(NAME, SCHEMA, _run, _fake, mutates=("k_cache", "v_cache"))

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     refuse_backward,
+    steps,
     torch_module,
 )
 from warploom.kernels.convolution.config import COLUMNS, FACTORS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
-from warploom.kernels.convolution.program import default_schedule
+from warploom.kernels.convolution.program import default_policy
 from warploom.kernels.convolution.program import long_convolution as program
 
 torch: Any = torch_module()
@@ -104,31 +104,30 @@ def _constants(config: ConvolutionConfig, device: Any) -> dict[str, Any]:
     return CONSTANTS[config, device]
 
 
-def _run(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> Any:
-    config = _checked(x, kernel_re, kernel_im, causal)
+def _result(config: ConvolutionConfig, x: Any, *_: Any) -> Any:
+    return x.new_empty(x.shape)
+
+
+def _fill(
+    config: ConvolutionConfig, out: Any, x: Any, kernel_re: Any, kernel_im: Any, causal: bool
+) -> None:
     batch, heads, taps = x.shape
-    if x.numel() == 0:
-        return torch.empty_like(x)
     # Heads fill their last tile, too.
     more = -heads % config.heads
     rows = torch.nn.functional.pad(x, (0, config.taps - taps, 0, more)).contiguous()
     rows = rows.view(batch, -1, config.taken, COLUMNS)
-    y = torch.empty_like(rows)
-    kernel = built_kernel((config,), x, lambda: build(program(config), default_schedule(config)))
+    whole = out.numel() == rows.numel()
+    y = (out if whole else rows.new_empty(rows.shape)).view(rows.shape)
     given = {"x": rows, "y": y, "kernel_re": kernel_re, "kernel_im": kernel_im}
-    kernel(given | _constants(config, x.device), {}, current_stream(x))
-    return y.view(batch, heads + more, config.taps)[:, :heads, :taps].contiguous()
-
-
-def _fake(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> Any:
-    _checked(x, kernel_re, kernel_im, causal)
-    return x.new_empty(x.shape)
+    arrays = given | _constants(config, x.device)
+    launch((config,), lambda: compiled(program(config), default_policy(config)), arrays)
+    if not whole:
+        out.copy_(y.view(batch, heads + more, config.taps)[:, :heads, :taps])
 
 
 _operator = operator(
     "warploom::long_convolution",
     SCHEMA,
-    _run,
-    _fake,
+    *steps(_checked, _result, _fill),
     refuse_backward("warploom::long_convolution", "use torch.fft for training"),
 )

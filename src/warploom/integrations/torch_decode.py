@@ -13,14 +13,14 @@ from functools import cache
 from typing import Any
 
 from warploom import machine
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     refuse_backward,
+    steps,
     torch_module,
 )
 from warploom.kernels.attention.decode import (
@@ -31,14 +31,13 @@ from warploom.kernels.attention.decode import (
     combine,
     combine_schedule,
     decode,
-    decode_schedule,
+    decode_policy,
     planned,
 )
 from warploom.kernels.tuned.table import GPU
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
-ARCH = "sm_90a"
 torch: Any = torch_module()
 NARROW = torch.float8_e4m3fn
 FACTORS = ("q_descale", "k_descale", "v_descale")
@@ -119,15 +118,10 @@ def _sms(device: int | None) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _run(*args: Any) -> Any:
-    config = _config(*args)
+def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits, _ = args[:-3]
-    batch, queries, heads, d = q.shape
+    batch, queries, _, d = q.shape
     kv_heads, rows = k_cache.shape[2], queries * config.group
-    kind = torch.bfloat16 if config.narrow else q.dtype
-    out = torch.empty((batch, queries, heads, d), dtype=kind, device=q.device)
-    if out.numel() == 0:
-        return out
     keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     sms = _sms(q.device.index)
     plan = planned(config, batch * kv_heads, queries, keys, sms, num_splits)
@@ -140,42 +134,45 @@ def _run(*args: Any) -> Any:
     else:
         arrays |= {"k": k_cache, "v": v_cache, "table": block_table}
     _attend(plan, arrays, out)
-    return out
 
 
 def _attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
     """Run a plan on the arrays of `decode`, into `out: [batch, queries, heads, d]`."""
     q, config = arrays["q"], plan.config
     batch, kv_heads, rows, d = q.shape
-    stream = current_stream(q)
-    first = built_kernel(
-        ("decode", config), q, lambda: build(decode(config), decode_schedule(config), ARCH)
+    parts = {"o": out.view(batch, kv_heads, rows, d)} if not config.split else _parts(plan, q)
+    launch(
+        ("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays | parts
     )
     if not config.split:
-        first(arrays | {"o": out.view(batch, kv_heads, rows, d)}, stream=stream)
         return
+    room = plan.room
+    taken = parts | ({"lengths": arrays["lengths"]} if config.part else {})
+    launch(
+        ("combine", config, room),
+        lambda: compiled(combine(config, room), combine_schedule(config, room)),
+        taken | {"o": out.unflatten(2, (kv_heads, config.group))},
+    )
+
+
+def _parts(plan: Plan, q: Any) -> dict[str, Any]:
+    """Room for the result of each part of the keys, and for the sums of its weights."""
+    batch, kv_heads, rows, d = q.shape
     shape = (batch, kv_heads, plan.splits, rows)
-    parts = {
+    return {
         "parts": torch.empty((*shape, d), dtype=torch.float32, device=q.device),
         "sums": torch.empty(shape, dtype=torch.float32, device=q.device),
     }
-    first(arrays | parts, stream=stream)
-    second = built_kernel(
-        ("combine", config, plan.room),
-        q,
-        lambda: build(combine(config, plan.room), combine_schedule(config, plan.room), ARCH),
-    )
-    taken = parts | ({"lengths": arrays["lengths"]} if config.part else {})
-    second(taken | {"o": out.unflatten(2, (kv_heads, config.group))}, stream=stream)
 
 
-def _fake(*args: Any) -> Any:
-    config = _config(*args)
-    return args[0].new_empty(args[0].shape, dtype=torch.bfloat16 if config.narrow else None)
+def _result(config: DecodeConfig, q: Any, *_: Any) -> Any:
+    return q.new_empty(q.shape, dtype=torch.bfloat16 if config.narrow else q.dtype)
 
 
 NAME = "warploom::attention_with_kvcache"
-_operator = operator(NAME, SCHEMA, _run, _fake, refuse_backward(NAME, "detach q"))
+_operator = operator(
+    NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach q")
+)
 
 
 def attention_with_kvcache(

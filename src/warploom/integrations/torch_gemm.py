@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     allowed_type,
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     refuse_backward,
+    steps,
     torch_module,
+    variant_kernel,
 )
 from warploom.kernels.gemm.grouped import (
     SCALED,
@@ -34,17 +35,16 @@ from warploom.kernels.gemm.grouped import (
     work_schedule,
 )
 from warploom.kernels.gemm.grouped_plan import plan_grouped
-from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.gemm.weight_only import (
     WeightOnlyConfig,
     plan_weight_only,
     weight_only,
-    weight_only_schedule,
+    weight_only_policy,
 )
 from warploom.tile import dtype
 
-ARCH = "sm_90a"
 torch: Any = torch_module()
 TYPES = ("bf16", "fp16", "e4m3", "e5m2")
 OUT = ("bf16", "fp16", "fp32")
@@ -135,15 +135,11 @@ def _scales(mat_a: Any, mat_b: Any, scale_a: Any, scale_b: Any) -> tuple[str, st
     )
 
 
-def _run(*args: Any) -> Any:
-    config = _config(*args)
+def _fill(config: GroupedConfig, out: Any, *args: Any) -> None:
     mat_a, mat_b, offs, lengths, scale_a, scale_b, *_, expected_rows = args
-    out = _fake(*args)
-    if out.numel() == 0:
-        return out
-    stream = current_stream(mat_a)
     if mat_a.shape[-1] == 0:
-        return out.zero_()
+        out.zero_()
+        return
     arrays = {"a": mat_a, "b": mat_b.transpose(-1, -2) if config.b == "nk" else mat_b, "c": out}
     if config.scales == "rows":
         arrays["scale_a"] = scale_a.reshape(mat_a.shape[:-1]).contiguous()
@@ -162,13 +158,7 @@ def _run(*args: Any) -> Any:
         arrays["lengths"] = lengths
     if offs is not None:
         arrays["tasks"] = list_of_tasks(offs, mat_a, plan.config.tile[0])
-    kernel = built_kernel(
-        ("grouped", plan),
-        mat_a,
-        lambda: build(grouped(plan.config), plan.schedule(), ARCH),
-    )
-    kernel(arrays, stream=stream)
-    return out
+    launch(("grouped", plan), lambda: compiled(grouped(plan.config), plan.policy()), arrays)
 
 
 def _last(tensor: Any) -> Any:
@@ -184,25 +174,24 @@ def list_of_tasks(offs: Any, mat_a: Any, rows: int) -> Any:
     experts = offs.shape[0]
     tiles = -(-mat_a.shape[0] // rows) + experts
     tasks = torch.empty((tiles, 3), dtype=torch.int32, device=mat_a.device)
-    kernel = built_kernel(
+    launch(
         ("work_list", experts, rows),
-        mat_a,
-        lambda: build(work_list(experts, rows), work_schedule(experts), ARCH),
+        lambda: compiled(work_list(experts, rows), work_schedule(experts)),
+        {"ends": offs, "tasks": tasks},
     )
-    kernel({"ends": offs, "tasks": tasks}, stream=current_stream(mat_a))
     return tasks
 
 
-def _fake(*args: Any) -> Any:
-    config = _config(*args)
-    mat_a, mat_b = args[:2]
+def _result(config: GroupedConfig, mat_a: Any, mat_b: Any, *_: Any) -> Any:
     n = mat_b.shape[-1] // (1 + config.swiglu)
     kind = getattr(torch, config.out.library)
     return mat_a.new_empty((*mat_a.shape[:-1], n), dtype=kind)
 
 
 NAME = "warploom::grouped_mm"
-_operator = operator(NAME, SCHEMA, _run, _fake, refuse_backward(NAME, "detach its arguments"))
+_operator = operator(
+    NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach its arguments")
+)
 
 
 def _refuse(name: str, bias: Any, scale_result: Any) -> None:
@@ -324,32 +313,28 @@ def _one_config(*args: Any) -> GemmConfig:
     )
 
 
-def _one(*args: Any) -> Any:
-    base = _one_config(*args)
+def _fill_one(base: GemmConfig, out: Any, *args: Any) -> None:
     mat_a, mat_b, scale_a, scale_b, *_ = args
-    out = _one_fake(*args)
-    if out.numel() == 0 or mat_a.shape[1] == 0:
-        return out.zero_()
+    if mat_a.shape[1] == 0:
+        out.zero_()
+        return
     choice = choose_gemm(*out.shape, mat_a.shape[1], base)
-    config = choice.config(base)
-    kernel = built_kernel(
-        ("gemm", choice.name, config),
-        mat_a,
-        lambda: build(gemm(config), choice.schedule(config), ARCH),
-    )
     scales = {"scale_a": scale_a.reshape(1), "scale_b": scale_b.reshape(1)}
     arrays = {"a": mat_a, "b": mat_b.t(), "c": out, **scales}
-    kernel(arrays, stream=current_stream(mat_a))
-    return out
+    launch(*variant_kernel("gemm", choice, base), arrays)
 
 
-def _one_fake(*args: Any) -> Any:
-    base = _one_config(*args)
+def _one_result(base: GemmConfig, mat_a: Any, mat_b: Any, *_: Any) -> Any:
     kind = getattr(torch, base.out.library)
-    return args[0].new_empty((args[0].shape[0], args[1].shape[1]), dtype=kind)
+    return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=kind)
 
 
-_by_one = operator(ONE, ONE_SCHEMA, _one, _one_fake, refuse_backward(ONE, "detach its arguments"))
+_by_one = operator(
+    ONE,
+    ONE_SCHEMA,
+    *steps(_one_config, _one_result, _fill_one),
+    refuse_backward(ONE, "detach its arguments"),
+)
 
 
 FEW = "warploom::weight_only_mm"
@@ -373,32 +358,29 @@ def _weight_only_config(mat_a: Any, mat_b: Any, scale_b: Any) -> WeightOnlyConfi
     return WeightOnlyConfig(kind, weights)
 
 
-def _weight_only(mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
-    base = _weight_only_config(mat_a, mat_b, scale_b)
-    out = _weight_only_fake(mat_a, mat_b, scale_b)
-    if out.numel() == 0 or mat_a.shape[1] == 0:
-        return out.zero_()
+def _fill_weight_only(
+    base: WeightOnlyConfig, out: Any, mat_a: Any, mat_b: Any, scale_b: Any
+) -> None:
+    if mat_a.shape[1] == 0:
+        out.zero_()
+        return
     config = plan_weight_only(base, *out.shape)
-    kernel = built_kernel(
-        ("weight_only", config),
-        mat_a,
-        lambda: build(weight_only(config), weight_only_schedule(config), ARCH),
-    )
     scale = scale_b.reshape(-1).contiguous()
-    kernel({"x": mat_a, "w": mat_b.t(), "scale": scale, "y": out}, stream=current_stream(mat_a))
-    return out
+    launch(
+        ("weight_only", config),
+        lambda: compiled(weight_only(config), weight_only_policy(config)),
+        {"x": mat_a, "w": mat_b.t(), "scale": scale, "y": out},
+    )
 
 
-def _weight_only_fake(mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
-    _weight_only_config(mat_a, mat_b, scale_b)
+def _weight_only_result(base: WeightOnlyConfig, mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]))
 
 
 _few = operator(
     FEW,
     "(Tensor mat_a, Tensor mat_b, Tensor scale_b) -> Tensor",
-    _weight_only,
-    _weight_only_fake,
+    *steps(_weight_only_config, _weight_only_result, _fill_weight_only),
     refuse_backward(FEW, "detach its arguments"),
 )
 

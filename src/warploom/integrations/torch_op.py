@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import attention_backward
 from warploom.integrations.torch_program import (
@@ -20,20 +20,19 @@ from warploom.integrations.torch_program import (
     check_devices,
     current_stream,
     kind_of,
+    launch,
     operator,
     planned,
     refuse_backward,
     torch_module,
+    variant_kernel,
 )
 from warploom.kernels.attention.program import AttentionConfig, refuse_scale
-from warploom.kernels.attention.program import attention as attention_program
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
-from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import BF16
 
-ARCH = "sm_90a"
 torch: Any = torch_module()
 GEMM_TYPES = ("bf16", "fp16", "e4m3", "e5m2")
 ATTENTION_TYPES = ("bf16", "fp16")
@@ -122,25 +121,22 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: A
     depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
     choice = choose_gemm(rows, shape[-1], depth, base, batch, sliced=True)
     config = choice.config(base)
-    kernel = built_kernel(
-        ("gemm", choice.name, config),
-        a,
-        lambda: build(gemm_program(config), choice.schedule(config), ARCH),
-    )
+    kernel = variant_kernel("gemm", choice, base)
     operands, finish = {"a": a, "b": b}, {"c": result}
     if bias is not None:
         finish["bias"] = bias.float().contiguous()
     if residual is not None:
         finish["residual"] = residual
     if not config.workspace:
-        kernel(operands | finish, stream=current_stream(a))
+        launch(*kernel, operands | finish)
         return result
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
-    kernel(operands | {"parts": parts}, stream=current_stream(a))
-    second = built_kernel(
-        ("combine", config), a, lambda: build(combine(config), combine_schedule(config), ARCH)
+    launch(*kernel, operands | {"parts": parts})
+    launch(
+        ("combine", config),
+        lambda: compiled(combine(config), combine_schedule(config)),
+        {"parts": parts} | finish,
     )
-    second({"parts": parts} | finish, stream=current_stream(a))
     return result
 
 
@@ -221,12 +217,8 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         )
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
         choice = choose_attention(q.shape[2], base, k.shape[2], heads)
-        config = choice.config(base)
-        return built_kernel(
-            ("attention", choice.name, config),
-            q,
-            lambda: build(attention_program(config), choice.schedule(config), ARCH, choice.allow),
-        )
+        key, make = variant_kernel("attention", choice, base)
+        return built_kernel(key, q, make)
 
     def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
         made = results(q, v)

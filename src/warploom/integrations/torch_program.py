@@ -22,8 +22,10 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.exports.pack import installed
 from warploom.integrations.torch_direct import Signature, direct
-from warploom.kernels.select import Selected, select, written
+from warploom.kernels.select import select, written
+from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.table import remember
+from warploom.kernels.tuned.variant import Variant
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
 from warploom.runtime.tensors import element_type
@@ -75,6 +77,52 @@ def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -
         kernel = make().kernel(device) if packed is None else Kernel(*packed, device)
         KERNELS[whole] = kernel
     return kernel
+
+
+def launch(
+    key: tuple[Any, ...],
+    make: Callable[[], Built],
+    arrays: Mapping[str, Any],
+    scalars: Mapping[str, float] | None = None,
+) -> None:
+    """Launch the kernel of that key on arrays by name, on torch's current stream of the device that
+    they are on; `make` builds it where there is none yet."""
+    like = next(iter(arrays.values()))
+    built_kernel(key, like, make)(arrays, scalars or {}, current_stream(like))
+
+
+def variant_kernel(kind: str, variant: Variant, base: Any) -> Chosen:
+    """The key of a tuned table's variant for a configuration, and what builds it."""
+    return (kind, variant.name, variant.config(base)), lambda: variant.selected(base).build()
+
+
+def steps(
+    plan: Callable[..., Any], results: Callable[..., Any], fill: Callable[..., None]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What runs an operator, and what it gives of fake tensors, from the steps of a call.
+
+    plan      checks the arguments and decides what is launched; raises `InputError`
+    results   fresh tensors, one or a tuple, from the plan and the arguments
+    fill      launches, from the plan, the results and the arguments; not called where all results
+              are empty
+    """
+
+    def run(*args: Any) -> Any:
+        decided = plan(*args)
+        made = results(decided, *args)
+        if any(one.numel() for one in several(made)):
+            fill(decided, made, *args)
+        return made
+
+    def fake(*args: Any) -> Any:
+        return results(plan(*args), *args)
+
+    return run, fake
+
+
+def several(results: Any) -> tuple[Any, ...]:
+    """The results of an operator as a tuple, which those that give one tensor give without."""
+    return cast("tuple[Any, ...]", results if isinstance(results, tuple) else (results,))
 
 
 def planned(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:

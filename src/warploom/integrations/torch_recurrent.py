@@ -11,19 +11,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    built_kernel,
     check_devices,
-    current_stream,
+    launch,
     operator,
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_segments import best_count, run_segments
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
-from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
 
@@ -129,15 +128,16 @@ def _run(*args: Any) -> tuple[Any, ...]:
         run_segments(config, arrays, scale, count)
         return results
 
-    def make() -> Built:
-        return build(recurrent(config), default_schedule(config), allow=allow)
-
-    kernel = built_kernel((config,), v, make)
     arrays = tensors | {"o": out} | ({"final": state} if final else {})
     if keep:
         kept = dict(zip(KEPT, results[2:], strict=True))
         arrays |= kept if config.delta else {"states": kept["states"]}
-    kernel(arrays, {"scale": scale}, current_stream(v))
+    launch(
+        (config,),
+        lambda: compiled(recurrent(config), default_policy(config), allow=allow),
+        arrays,
+        {"scale": scale},
+    )
     return results
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.integrations.torch_program import (
-    built_kernel,
-    current_stream,
+    launch,
     operator,
     torch_module,
 )
 from warploom.kernels.recurrent.backward import (
     ALLOW,
     backward_arrays,
-    backward_schedule,
+    backward_policy,
     made_arrays,
     parts_of,
     recurrent_backward,
@@ -93,13 +93,12 @@ def _run(*args: Any) -> tuple[Any, ...]:
     every = tensors | made
     for part in parts_of(config):
 
-        def make(part: str = part) -> Any:
+        def make(part: str = part) -> Built:
             program = recurrent_backward(config, part)
-            return build(program, backward_schedule(config, part), allow=ALLOW)
+            return compiled(program, backward_policy(config, part), allow=ALLOW)
 
-        kernel = built_kernel(("backward", part, config), v, make)
         arrays = {name: every[name] for name in backward_arrays(config, part)}
-        kernel(arrays, {"scale": scale}, current_stream(v))
+        launch(("backward", part, config), make, arrays, {"scale": scale})
     return _all(made, v)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import built_kernel, current_stream, operator, torch_module
+from warploom.integrations.torch_program import launch, operator, steps, torch_module
 from warploom.integrations.torch_recurrent import config_of, default_scale
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.kernels.recurrent.step import default_schedule
 from warploom.kernels.recurrent.step import recurrent_step as step_program
 
 torch: Any = torch_module()
@@ -26,7 +25,7 @@ TENSORS = ("q", "k", "v", "state", "g", "dt", "a", "bias", "skip", "beta")
 BY_HEAD = ("a", "bias", "skip")
 
 
-def _given(args: tuple[Any, ...]) -> tuple[dict[str, Any], RecurrentConfig]:
+def _given(*args: Any) -> tuple[dict[str, Any], RecurrentConfig]:
     """(tensors by name, what the kernel of them is); raises `InputError` for others."""
     tensors = {n: one for n, one in zip(TENSORS, args, strict=False) if one is not None}
     state = tensors["state"]
@@ -46,24 +45,20 @@ def _given(args: tuple[Any, ...]) -> tuple[dict[str, Any], RecurrentConfig]:
     return tensors, config
 
 
-def _run(*args: Any) -> Any:
-    tensors, config = _given(args)
-    v = tensors["v"]
-    out = v.new_empty(v.shape)
-    if out.numel():
-        kernel = built_kernel(
-            ("step", config), v, lambda: build(step_program(config), default_schedule(config))
-        )
-        kernel(tensors | {"o": out}, {"scale": args[-1]}, current_stream(v))
-    return out
+def _result(given: tuple[dict[str, Any], RecurrentConfig], *_: Any) -> Any:
+    v = given[0]["v"]
+    return v.new_empty(v.shape)
 
 
-def _fake(*args: Any) -> Any:
-    tensors, _ = _given(args)
-    return tensors["v"].new_empty(tensors["v"].shape)
+def _fill(given: tuple[dict[str, Any], RecurrentConfig], out: Any, *args: Any) -> None:
+    tensors, config = given
+    arrays, scale = tensors | {"o": out}, {"scale": args[-1]}
+    launch(("step", config), lambda: compiled(step_program(config)), arrays, scale)
 
 
-_operator = operator("warploom::recurrent_step", SCHEMA, _run, _fake, mutates=("state",))
+_operator = operator(
+    "warploom::recurrent_step", SCHEMA, *steps(_given, _result, _fill), mutates=("state",)
+)
 
 
 def recurrent_step(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
@@ -23,6 +23,7 @@ from warploom.integrations.torch_program import (
     check_devices,
     current_stream,
     operator,
+    several,
     torch_module,
 )
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
@@ -211,10 +212,6 @@ def _packed(made: Mapping[str, Any]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _several(results: Any) -> tuple[Any, ...]:
-    return cast("tuple[Any, ...]", results if isinstance(results, tuple) else (results,))
-
-
 def _operator(op: str) -> Any:
     """The operator of an operation, with the gradient that `op_backward` gives."""
     known = SIGNATURES[op]
@@ -234,7 +231,7 @@ def _context(op: str) -> Callable[..., None]:
     needed = {one.name for one in SIGNATURES[f"{op}_backward"].inputs}
 
     def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        results = _several(output)
+        results = several(output)
         values = dict(zip(known.names, inputs, strict=False))
         values |= dict(zip([one.name for one in known.outputs], results, strict=True))
         ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
@@ -261,7 +258,7 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
         values |= ctx.flags
         given = [values.get(name) for name in back.names]
         found = OPERATORS[f"{op}_backward"](*given)
-        results = _several(found)
+        results = several(found)
         names = [one.name.removesuffix(PARTS) for one in back.outputs]
         made = dict(zip(names, results, strict=True))
         made["dresidual"] = made.get("dx") if ctx.residual else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.compile.build import build
-from warploom.integrations.torch_program import built_kernel, current_stream, torch_module
+from warploom.autosched.schedules import compiled
+from warploom.integrations.torch_program import launch, torch_module
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.kernels.recurrent.program import default_schedule, recurrent
-from warploom.kernels.recurrent.segments import configs, scan, scan_schedule, segments
+from warploom.kernels.recurrent.program import default_policy, recurrent
+from warploom.kernels.recurrent.segments import configs, scan, segments
 
 torch: Any = torch_module()
 BY_ROW = ("q", "k", "v", "dt", "o")
@@ -43,16 +43,14 @@ def run_segments(config: RecurrentConfig, arrays: dict[str, Any], scale: float, 
     states["final"] = arrays["final"] if config.final else added.new_empty(shape[:1] + shape[2:])
     if config.initial:
         states["initial"] = arrays["initial"]
-    kernel = built_kernel(("scan", config), v, lambda: build(scan(config), scan_schedule(config)))
-    kernel(states, {}, current_stream(v))
+    launch(("scan", config), lambda: compiled(scan(config)), states)
     _call(last, cut | {"initial": before.view(flat)}, scale)
 
 
 def _call(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -> None:
     program = recurrent(config)
     given = {array.name: arrays[array.name] for array in program.arrays}
-    kernel = built_kernel((config,), arrays["v"], lambda: build(program, default_schedule(config)))
-    kernel(given, {"scale": scale}, current_stream(arrays["v"]))
+    launch((config,), lambda: compiled(program, default_policy(config)), given, {"scale": scale})
 
 
 def _sums(config: RecurrentConfig, arrays: dict[str, Any], count: int) -> Any:

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import importlib
 import json
-import runpy
 import sys
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -27,6 +26,7 @@ from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.integrations.triton_access import triton_module
 from warploom.integrations.triton_capture import Call, CapturedKernel, call_of, captured
 from warploom.integrations.triton_pretend import pretending
+from warploom.objects import run_file
 
 RECORD = "recorded.json"
 HOPPER = 90
@@ -131,9 +131,9 @@ def gpu_here() -> tuple[bool, int]:
 def ran(script: Path, arguments: Sequence[str]) -> str:
     """Run a script as Python does; why it stopped before its end, or ""."""
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.parent.resolve()))
+    own_main = sys.modules["__main__"]
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        run_file(script, "__main__")
     except SystemExit as error:
         return "" if error.code in (None, 0) else f"it left Python with {error.code!r}"
     except KeyboardInterrupt:
@@ -144,6 +144,8 @@ def ran(script: Path, arguments: Sequence[str]) -> str:
         place = f"{script.name}:{own[-1].lineno}: " if own else ""
         text = (str(error).strip().splitlines() or [""])[0]
         return f"{place}{type(error).__name__}: {text}"
+    finally:
+        sys.modules["__main__"] = own_main
     return ""
 
 

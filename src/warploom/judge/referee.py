@@ -41,7 +41,7 @@ CALL_LIMIT_S = 60.0
 NEW, SAME, CHANGED = "new memory", "same memory", "one element changed"
 REPEATED, BURST, TWINS = "same inputs again", "burst", "one tensor for two inputs"
 TIMED = "timed"
-PRELOAD = ("warploom.judge.session",)
+PRELOAD = ("torch._dynamo", "warploom.judge.session")
 
 
 @dataclass(frozen=True)

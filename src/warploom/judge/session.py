@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,9 @@ class Session:
         if not gpu:
             os.environ["TRITON_INTERPRET"] = "1"
         self._signature, self._device = signature, "cuda" if gpu else "cpu"
+        # torch replaces functions of its own when this is first imported, which its profiler does:
+        # before the watch begins, or `torch.manual_seed` seems to be the candidate's.
+        import_module("torch._dynamo")
         self._watch = Watch(problem_file)
         self._stream = torch.cuda.Stream() if gpu else None
         try:

@@ -14,10 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from warploom.autosched.schedules import fitting_name, schedule_named
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.autosched.schedules import fitting_name
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.cost.timing import WARP_GROUP_ROWS, row_axis, state_rows
 from warploom.derive.derive import Derivation, derive
 from warploom.derive.formula.evaluate import evaluate
@@ -126,15 +124,6 @@ def padded(kernel: Kernel) -> Kernel:
     # Constants that are a power of a length stay those of the formula.
     longer = replace(body, sizes=tuple({**body.size, **short}.items()))
     return replace(kernel, body=longer, padded=tuple(short))
-
-
-def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule | SimtSchedule:
-    """The schedule a derived program gets: see `fitting_name` and `launch_plan`; normalisations,
-    merges of a split and other programs without a matrix product are laid over threads."""
-    name = fitting_name(program)
-    if name is None:
-        return simt(program)
-    return schedule_named(program, name, launch_plan(kernel, program))
 
 
 def launch_plan(kernel: Kernel, program: Program) -> LaunchPlan:

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.autosched.schedules import Policy
 from warploom.errors import InputError
 from warploom.kernels import own
 from warploom.kernels.attention import program as attention
@@ -67,13 +66,13 @@ class Entry:
     template   what the points of its space choose from
     table      the tuned table, and under which sizes it knows a shape; `variant(config, sizes,
                given)` is its choice, or None when a field that it would set was `given`: then
-               `schedule` says what a configuration gets
+               `policy` says what a configuration gets
     """
 
     config: Callable[..., Any]
     settings: Mapping[str, str]
     program: Callable[[Any], Program]
-    schedule: Callable[[Any], KernelSchedule | SimtSchedule]
+    policy: Callable[[Any], Policy]
     outputs: Callable[[Any, Values], Mapping[str, NDArray[np.float64]]]
     sizes: Mapping[str, int]
     bound: float | None = None
@@ -198,7 +197,7 @@ KERNELS: dict[str, Entry] = {
         _gemm_config,
         _kinds(gemm.GemmConfig),
         gemm.gemm,
-        gemm.default_schedule,
+        gemm.default_policy,
         _gemm_outputs,
         {"m": 200, "n": 264, "k": 144, "batch": 2, "one": 1},
         full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
@@ -212,7 +211,7 @@ KERNELS: dict[str, Entry] = {
         attention.AttentionConfig,
         _kinds(attention.AttentionConfig),
         attention.attention,
-        attention.default_schedule,
+        attention.default_policy,
         _attention_outputs,
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 208, "one": 1},
         full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
@@ -228,7 +227,7 @@ KERNELS: dict[str, Entry] = {
         recurrent.RecurrentConfig,
         _kinds(recurrent.RecurrentConfig),
         recurrent.recurrent,
-        recurrent.default_schedule,
+        recurrent.default_policy,
         lambda config, values: recurrent_reference.reference(config, values, RECURRENT_SCALE),
         {"batch": 1, "rows": 200, "groups": 1, "heads": 2},
         full={"batch": 16, "rows": 4096, "groups": 1, "heads": 16},
@@ -269,7 +268,7 @@ def user_entry(kernel: UserKernel) -> Entry:
         dict,
         settings_kinds(kernel),
         kernel.trace,
-        lambda config: kernel.schedule_of(kernel.trace(config)),
+        lambda config: kernel.policy,
         kernel.outputs,
         kernel.default_sizes(),
         kernel.bound,

@@ -13,11 +13,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from warploom.autosched.schedules import schedule_named
-from warploom.codegen.compile.build import build
-from warploom.codegen.ir.plan import KernelSchedule
+from warploom.autosched.schedules import Policy, schedule_for
 from warploom.errors import DoesNotFit, Spills, WarploomError
 from warploom.kernels.library import Entry
+from warploom.kernels.selected import Selected
 
 LEAST = 16  # elements of a side: one mma of the tensor core
 HALVINGS = 3  # of each side
@@ -31,24 +30,28 @@ def older_kernel(
     allow: tuple[str, ...] = (),
     fixed: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[Any, KernelSchedule]:
-    """(configuration, schedule) of a kernel for an architecture without TMA and wgmma.
+) -> Selected:
+    """A kernel for an architecture without TMA and wgmma.
 
     name, allow  the named schedule and the faults accepted (`compile.build`)
     fixed        keep the configuration's tile, even if it does not fit
     say          is called with the reason when a tile is not taken
     If no tile fits, the refusal of the first one is raised.
     """
-    launch = _launch(kernel, config)
+    policy = Policy(name, kernel.policy(config).launch)
+
+    def of(config: Any) -> Selected:
+        program = kernel.program(config)
+        schedule = schedule_for(program, policy, arch=arch)
+        return Selected(name, config, program, schedule, arch, allow)
+
     if fixed or not hasattr(config, "tile"):
-        return config, schedule_named(kernel.program(config), name, launch, arch=arch)
+        return of(config)
     refusals: list[WarploomError] = []
     for tile in _tiles(config.tile):
         try:
-            one = replace(config, tile=tile)
-            program = kernel.program(one)
-            schedule = schedule_named(program, name, launch, arch=arch)
-            build(program, schedule, arch, allow)
+            found = of(replace(config, tile=tile))
+            found.build()
         except (DoesNotFit, Spills) as error:
             say(f"tile {','.join(map(str, tile))}: {error}: trying a smaller one")
             refusals.append(error)
@@ -56,14 +59,8 @@ def older_kernel(
             if not refusals:
                 raise  # not for its size
         else:
-            return one, schedule
+            return found
     raise refusals[0]
-
-
-def _launch(kernel: Entry, config: Any) -> Any:
-    schedule = kernel.schedule(config)
-    assert isinstance(schedule, KernelSchedule)
-    return schedule.launch
 
 
 def _tiles(largest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -10,56 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.schedules import NAMES, Policy, fitting_name, schedule_for
 from warploom.autosched.solve import Search
-from warploom.codegen.compile.build import BUILD_ARCHITECTURES, Built, build, emitted
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.ir.source import CudaSource
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.compile.build import BUILD_ARCHITECTURES
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
 from warploom.kernels.older import older_kernel
+from warploom.kernels.selected import HOPPER, Selected
 from warploom.tile import Program
 
 DEFAULT = "default"
-HOPPER = "sm_90a"
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The kernel to compile.
-
-    `name` is the name of the tuned table's variant if `tuned`, otherwise of the schedule. `config`
-    is the configuration of `program`: a variant sets tiles of its own. `allow` names the faults of
-    the compiler that are accepted (`build.ALLOWED`).
-    """
-
-    name: str
-    config: Any
-    program: Program
-    schedule: KernelSchedule | SimtSchedule
-    arch: str = HOPPER
-    allow: tuple[str, ...] = ()
-    tuned: bool = False
-
-    def __str__(self) -> str:
-        return f"the tuned table's variant {self.name}" if self.tuned else f"schedule {self.name}"
-
-    @property
-    def launch(self) -> LaunchPlan:
-        """The launch plan of the schedule."""
-        return self.schedule.launch
-
-    def build(self) -> Built:
-        """Compile it; raises what `build.build` raises."""
-        return build(self.program, self.schedule, self.arch, self.allow)
-
-    def emitted(self) -> CudaSource:
-        """Its CUDA C++."""
-        return emitted(self.program, self.schedule, self.arch)
 
 
 def select(
@@ -88,17 +51,17 @@ def select(
     if policy == DEFAULT:
         sizes = full_sizes(name, settings)
         return suited(kernel, config, sizes, frozenset(settings), gpu, allow, say)
-    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
-        return _older(kernel, config, policy, frozenset(settings), arch, allow, say)
     program, launch = written(name, settings)
-    schedule = schedule_named(program, policy, launch, gpu, search, arch=arch, say=say)
-    return Selected(policy, config, program, schedule, arch)
+    if arch != HOPPER and fitting_name(program):
+        return older_kernel(kernel, config, arch, policy, allow, "tile" in settings, say)
+    asked = Policy(policy, launch, search=search)
+    return Selected(policy, config, program, schedule_for(program, asked, gpu, arch, say), arch)
 
 
 def written(name: str, settings: Mapping[str, str]) -> tuple[Program, LaunchPlan]:
     """The program as it was written, and its usual launch plan: what a schedule is named for."""
     kernel, (config, _) = entry(name), configure(name, settings)
-    return kernel.program(config), kernel.schedule(config).launch
+    return kernel.program(config), kernel.policy(config).launch
 
 
 def full_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
@@ -126,27 +89,12 @@ def suited(
     """What a kernel gets for sizes where no schedule is named; `given` names the settings that are
     to be kept."""
     arch = BUILD_ARCHITECTURES[gpu]
-    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
+    if arch != HOPPER and fitting_name(kernel.program(config)):
         # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
-        return _older(kernel, config, "lcsf", given, arch, allow, say)
+        return older_kernel(kernel, config, arch, "lcsf", allow, "tile" in given, say)
     variant = kernel.variant(config, sizes, given) if arch == HOPPER else None
-    if variant is None:
-        schedule = kernel.schedule(config)
-        return Selected(schedule.name, config, kernel.program(config), schedule, arch)
-    tuned = variant.config(config)
-    program, schedule = variant.program(tuned), variant.schedule(tuned)
-    return Selected(variant.name, tuned, program, schedule, arch, variant.allow, True)
-
-
-def _older(
-    kernel: Entry,
-    config: Any,
-    order: str,
-    given: frozenset[str],
-    arch: str,
-    allow: tuple[str, ...],
-    say: Callable[[str], None],
-) -> Selected:
-    fixed = "tile" in given
-    config, schedule = older_kernel(kernel, config, arch, order, allow, fixed, say)
-    return Selected(order, config, kernel.program(config), schedule, arch)
+    if variant is not None:
+        return variant.selected(config)
+    program = kernel.program(config)
+    schedule = schedule_for(program, kernel.policy(config), gpu, arch, say)
+    return Selected(schedule.name, config, program, schedule, arch)

@@ -17,10 +17,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.autosched.schedules import fitting_name, schedule_named
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.formula.frontend import Expr, as_diagram
 from warploom.derive.formula.graph import Diagram
 from warploom.errors import InputError
@@ -77,12 +75,10 @@ class UserKernel:
             )
         return made
 
-    def schedule_of(self, program: Program) -> KernelSchedule | SimtSchedule:
-        """The schedule it gets unless another is named: by the shape of its loops."""
-        name = fitting_name(program)
-        if name is None:
-            return simt(program)
-        return schedule_named(program, name, self.launch or LaunchPlan())
+    @property
+    def policy(self) -> Policy:
+        """Of the schedule that it gets unless another is named: by the shape of its loops."""
+        return Policy(launch=self.launch or LaunchPlan())
 
     def default_sizes(self) -> dict[str, int]:
         """Every dimension of the arrays under the default settings."""

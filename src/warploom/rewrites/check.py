@@ -1,4 +1,4 @@
-"""Whether a rewritten program means what the textbook does, on arrays of numbers.
+"""Whether a rewritten program, or several in turn, mean what the textbook does.
 
 Both are interpreted in float64, where casts round nothing, so that what is left is the order of
 sums. Elements of which the textbook gives no number are not compared.
@@ -6,7 +6,7 @@ sums. Elements of which the textbook gives no number are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,14 +20,16 @@ ROUNDING = 1e-9  # relative: what float64 leaves of sums of some thousand terms
 
 def check_meaning(
     textbook: Program,
-    rewritten: Program,
+    rewritten: Program | Sequence[Program],
     arrays: Mapping[str, Value],
     scalars: Mapping[str, float] | None = None,
 ) -> float:
     """The largest difference relative to the largest number of an array; raises `CheckFailed` where
-    that is more than rounding."""
-    right = interpret(widened(textbook), arrays, scalars)
-    found = interpret(widened(rewritten), arrays, scalars)
+    that is more than rounding. What one of several programs stores the next ones read."""
+    right = _run(textbook, arrays, scalars)
+    found = dict(arrays)
+    for program in [rewritten] if isinstance(rewritten, Program) else rewritten:
+        found |= _run(program, found, scalars)
     worst = 0.0
     for op in textbook.ops():
         if op.array is None or not op.kind.startswith("store"):
@@ -45,3 +47,11 @@ def check_meaning(
             )
         worst = max(worst, off)
     return worst
+
+
+def _run(
+    program: Program, arrays: Mapping[str, Value], scalars: Mapping[str, float] | None
+) -> Mapping[str, Value]:
+    """Its arrays after it ran, in float64."""
+    own = {one.name: arrays[one.name] for one in program.arrays}
+    return interpret(widened(program), own, scalars)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from warploom.rewrites.accumulators import swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.exponents import in_powers_of_two
+from warploom.rewrites.in_place import mask_in_place
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
 from warploom.rewrites.replay import NotApplicable
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
@@ -44,6 +45,7 @@ ALWAYS = (
 )
 # Of each group at most one, in this order: a later one finds what the former left.
 CHOICES = (
+    (Rule("mask_in_place", mask_in_place, mask_in_place),),
     (Rule("swap_operands", swap_operands, swap_operands),),
     (Rule("split_mask_loop", split_mask_loop, split_mask_loop),),
     (
@@ -55,6 +57,9 @@ CHOICES = (
         ),
     ),
 )
+# Worth having unless ptxas finds no registers for the branch, as with a window: forms without them
+# are tried only where none with them is of use.
+NEARLY_ALWAYS = frozenset({"mask_in_place"})
 RULES = {rule.name: rule for rule in (*ALWAYS, *(rule for group in CHOICES for rule in group))}
 
 

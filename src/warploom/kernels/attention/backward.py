@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from warploom.autosched.named import multistage
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -380,7 +380,7 @@ def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 
 
-def backward_schedule(config: BackwardConfig) -> KernelSchedule:
+def backward_policy(config: BackwardConfig) -> Policy:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
     Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
@@ -396,12 +396,6 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
         reverse=("keys_tile",) if config.deterministic and config.causal else (),
         rotate_loops=config.style.ahead,
     )
-    return multistage(
-        backward(config),
-        2,
-        launch,
-        config.tile[1] // 64,
-        in_flight=int(config.style.ahead),
-        early_release=config.style.ahead or config.causal,
-        vectors=True,
-    )
+    early = config.style.ahead or config.causal
+    order = ("inflight" if config.style.ahead else "lcsf") + ("-early" if early else "")
+    return Policy(order, launch, groups=config.tile[1] // 64, depth=2, vectors=True)

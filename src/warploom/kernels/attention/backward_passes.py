@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from warploom.autosched.named import multistage
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward import (
     LOG2E,
     BackwardConfig,
@@ -54,7 +54,7 @@ def one_pass(config: BackwardConfig, part: str) -> Program:
     return trace(body, arrays, name=f"attention_backward_{part}", config=config)
 
 
-def pass_schedule(config: BackwardConfig, part: str) -> KernelSchedule:
+def pass_policy(config: BackwardConfig, part: str) -> Policy:
     """Program order; the longest tasks of a causal mask come first."""
     by_rows = part == "queries"
     launch = LaunchPlan(
@@ -63,8 +63,7 @@ def pass_schedule(config: BackwardConfig, part: str) -> KernelSchedule:
         reverse=("rows_tile",) if config.causal and by_rows else (),
         store_panels=1,
     )
-    program = one_pass(config, part)
-    return multistage(program, 2, launch, TILE // 64, in_flight=0, vectors=not by_rows)
+    return Policy("multistage", launch, groups=TILE // 64, vectors=not by_rows)
 
 
 def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) -> None:

@@ -24,8 +24,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from warploom.autosched.named import overlapped
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention.program import LOG2E, refuse_scale
@@ -280,7 +280,7 @@ def _visible(config: DecodeConfig, row_at: Tile, first_key: Index, length: Index
     return seen
 
 
-def decode_schedule(config: DecodeConfig) -> KernelSchedule:
+def decode_policy(config: DecodeConfig) -> Policy:
     """One group of warps for 64 rows; the queries of the next task come beside this one's keys."""
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
@@ -293,7 +293,7 @@ def decode_schedule(config: DecodeConfig) -> KernelSchedule:
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
     registers = (40, 232)
-    return overlapped(decode(config), depth, launch, height // 64, False, registers)
+    return Policy("overlapped", launch, height // 64, depth, registers=registers)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.autosched.schedules import Policy
 from warploom.kernels.attention.backward import (
     BackwardConfig,
     backward,
-    backward_schedule,
+    backward_policy,
     finish,
     prepare,
 )
-from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_schedule
+from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_policy
 from warploom.tile import Program
 
-Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
+Kernel = tuple[Program, Policy, tuple[str, ...]]
 
 
 def parts(config: BackwardConfig) -> tuple[str, ...]:
@@ -26,14 +24,13 @@ def parts(config: BackwardConfig) -> tuple[str, ...]:
 
 
 def kernel(config: BackwardConfig, part: str) -> Kernel:
-    """One of `parts`: program, schedule, and what the compiler may do.
+    """One of `parts`: program, policy of its schedule, and what the compiler may do.
 
     Index arithmetic of tasks may spill a few words; loops do not.
     """
     spills = ("spills", "stack")
     if part == "main":
-        return backward(config), backward_schedule(config), spills
+        return backward(config), backward_policy(config), spills
     if part in BLOCKS:
-        return one_pass(config, part), pass_schedule(config, part), spills
-    program = (prepare if part == "prepare" else finish)(config)
-    return program, simt(program), ()
+        return one_pass(config, part), pass_policy(config, part), spills
+    return (prepare if part == "prepare" else finish)(config), Policy(), ()

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from warploom.autosched.named import overlapped
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
@@ -321,7 +321,7 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         scale = task.factor("q") * task.factor("k") * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     base, total = full(-math.inf, rows=bq), zeros(rows=bq)
-    acc = zeros(rows=bq, **{config.values.axis: config.value_dim or config.head_dim})
+    acc = full(0.0, FP32, **{"rows": bq, config.values.axis: config.value_dim or config.head_dim})
     for j in loop(cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
         scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
@@ -357,7 +357,7 @@ def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index
     return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 
-def default_schedule(config: AttentionConfig) -> KernelSchedule:
+def default_policy(config: AttentionConfig) -> Policy:
     """FlashAttention-3's: two groups in ping-pong, P V one iteration behind Q K^T, rings of two."""
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
     launch = LaunchPlan(
@@ -366,4 +366,4 @@ def default_schedule(config: AttentionConfig) -> KernelSchedule:
         skip_unit=max(config.rescale_threshold, config.optimistic_threshold) > 0,
         skip_voted=config.optimistic_threshold > 0,
     )
-    return overlapped(attention(config), 2, launch, config.tile[0] // 64)
+    return Policy("pingpong", launch, groups=config.tile[0] // 64, depth=2)

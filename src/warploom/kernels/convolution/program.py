@@ -11,10 +11,9 @@ products a direction: arXiv 2311.05908).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from warploom.autosched.named import multistage
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.convolution.config import COLUMNS, ROWS, ConvolutionConfig
 from warploom.tile import (
     BF16,
@@ -22,7 +21,6 @@ from warploom.tile import (
     Array,
     Complex,
     Index,
-    Op,
     Program,
     Tile,
     array,
@@ -55,19 +53,12 @@ def long_convolution(config: ConvolutionConfig) -> Program:
     return trace(body, arrays, name="long_convolution")
 
 
-def default_schedule(config: ConvolutionConfig) -> KernelSchedule:
-    """The schedule that a configuration gets: two blocks on an SM, beside which x has room for a
-    second slot where it has half the rows."""
+def default_policy(config: ConvolutionConfig) -> Policy:
+    """What a configuration gets: two blocks on an SM, beside which x has room for a second slot
+    where it has half the rows."""
     plan = LaunchPlan(split="f", resident=2, store_panels=1)
-    program = long_convolution(config)
-    made = multistage(program, 1, plan, 1, 0)
-    ((index, schedule),) = made.loops.items()
-    (loop,) = program.loops()
-    loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load"]
-    slots = 2 if config.causal else 1
-    rows = {op.label: slots for op in loads if op.array is not None and op.array.name == "x"}
-    depths = {**schedule.ring_depth, **rows}
-    return replace(made, loops={index: replace(schedule, ring_depth=depths)})
+    slots = {"x": 2} if config.causal else {}
+    return Policy("unpipelined", plan, groups=1, slots=slots)
 
 
 def _task(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
@@ -340,17 +340,15 @@ def work_schedule(experts: int) -> SimtSchedule:
     return SimtSchedule("tasks", 128, lanes, 1, LaunchPlan(persistent=False, dependent=True))
 
 
-def grouped_schedule(
+def grouped_policy(
     config: GroupedConfig,
     depth: int = 4,
     plan: LaunchPlan | None = None,
     registers: tuple[int, int] | None = None,
-) -> KernelSchedule:
+) -> Policy:
     """Load-compute-finish."""
     plan = plan or LaunchPlan(supergroup=8, store_panels=1, dependent=True)
     groups = config.tile[0] // ROWS_PER_GROUP
     plan = plan.with_options(split="m" if groups > 1 else "")
-    return multistage(
-        grouped(config), depth, plan, groups, int(not config.promoted), registers, config.promoted,
-        vectors=config.brought,
-    )  # fmt: skip
+    order = "lcsf-early" if config.promoted else "inflight"
+    return Policy(order, plan, groups, depth, registers=registers, vectors=config.brought)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.kernels.gemm.grouped import GroupedConfig, grouped_schedule
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.kernels.gemm.grouped import GroupedConfig, grouped_policy
 
 SMS = 132
 # (loading, computing) registers a thread by rows of a tile: the loading thread holds what its task
@@ -39,8 +40,8 @@ class GroupedPlan:
     cluster: tuple[str, int] = ("", 1)
     dynamic: bool = False
 
-    def schedule(self) -> KernelSchedule:
-        """The kernel schedule."""
+    def policy(self) -> Policy:
+        """The policy of its schedule."""
         launch = LaunchPlan(
             supergroup=RASTER,
             store_panels=1,
@@ -49,7 +50,7 @@ class GroupedPlan:
             dependent=True,
         )
         registers = REGISTERS.get(self.config.tile[0])
-        return grouped_schedule(self.config, self.depth, launch, registers)
+        return grouped_policy(self.config, self.depth, launch, registers)
 
 
 def plan_grouped(

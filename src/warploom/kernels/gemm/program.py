@@ -7,20 +7,20 @@ Arrays are row-major in the order of their dimension names: `a: [batch, m, k]` o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from warploom.autosched.named import multistage
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, swap_operands
+from warploom.rewrites.split_sums import Split, split_sums
 from warploom.tile import (
     BF16,
     FP32,
     Array,
     DType,
-    Index,
     Program,
     Tile,
     array,
@@ -30,7 +30,6 @@ from warploom.tile import (
     leaky_relu,
     load,
     loop,
-    minimum_index,
     relu,
     silu,
     size,
@@ -153,7 +152,7 @@ def gemm(config: GemmConfig | None = None) -> Program:
     """The tile program of a GEMM: the textbook, and what the configuration makes of it by the rules
     of `warploom.rewrites`; with slices in memory, of the sums that `combine` adds up."""
     chosen = config or GemmConfig()
-    program = trace(_gemm, chosen.arrays, name="gemm", config=chosen)
+    program = _split(chosen).first if chosen.workspace else _textbook(chosen)
     if chosen.swap_ab:
         program = swap_operands(program)
     if chosen.in_cluster:
@@ -161,23 +160,28 @@ def gemm(config: GemmConfig | None = None) -> Program:
     return program
 
 
+def combine(config: GemmConfig) -> Program:
+    """The second half of a GEMM in slices: add up the sums in order, then the epilogue."""
+    return _split(config).second
+
+
+def _split(config: GemmConfig) -> Split:
+    return split_sums(_textbook(config), config.slices, COMBINED)
+
+
+def _textbook(config: GemmConfig) -> Program:
+    whole = replace(config, slices=1, in_cluster=False)
+    return trace(_gemm, whole.arrays, name="gemm", config=whole)
+
+
 def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
     bm, bn, bk = config.tile
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
-    first: Index | int = 0
-    steps: Index = cdiv(size("k"), bk * config.products_in_flight)
-    lead: dict[str, Index | int] = {"slices": config.slices} if config.workspace else {}
-    if config.batched:
-        lead = {"batch": size("batch")}
+    lead = {"batch": size("batch")} if config.batched else {}
     *outer, m, n = grid(**lead, **tiles)
     rows, cols = span(m * bm, bm), span(n * bn, bn)
-    slices = outer if config.workspace else []
-    for part in slices:
-        each = cdiv(steps, config.slices)
-        first, steps = part * each, minimum_index(part * each + each, steps)
-    outer = outer if config.batched else []
     acc, acc2 = zeros(m=bm, n=bn), zeros(m=bm, n=bn)
-    for i in loop(first, steps):
+    for i in loop(cdiv(size("k"), bk * config.products_in_flight)):
         products: list[Tile] = []
         for part in range(config.products_in_flight):
             depth = span((i * config.products_in_flight + part) * bk, bk)
@@ -191,10 +195,7 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
         if config.promote:
             for product in products:
                 acc[:] = product + acc
-    if config.workspace:
-        store(rest["parts"], *slices, rows, cols, tile=acc)
-    else:
-        _finish(config, acc, (*outer, rows, cols), rest, None if b2 is None else acc2)
+    _finish(config, acc, (*outer, rows, cols), rest, None if b2 is None else acc2)
 
 
 def _finish(
@@ -220,28 +221,6 @@ def _finish(
     store(rest["c"], *at, tile=result.cast(config.out))
 
 
-def combine(config: GemmConfig) -> Program:
-    """The second half of a GEMM in slices: add up the sums in order, then the epilogue."""
-    specs = {
-        "parts": array(FP32, "slices m n"),
-        **config.epilogue,
-        "c": array(config.out, "m n"),
-    }
-    return trace(_combine, specs, name="combine", config=config)
-
-
-def _combine(parts: Array, config: GemmConfig, **rest: Array) -> None:
-    m, n = grid(m=cdiv(size("m"), COMBINED[0]), n=cdiv(size("n"), COMBINED[1]))
-    rows, cols = span(m * COMBINED[0], COMBINED[0]), span(n * COMBINED[1], COMBINED[1])
-    acc = zeros(m=COMBINED[0], n=COMBINED[1])
-    # One iteration: the number of slices is static, so that all their loads are under way at once.
-    for i in loop(cdiv(size("slices"), config.slices)):
-        each = [load(parts, i * config.slices + j, rows, cols) for j in range(config.slices)]
-        for part in each:
-            acc[:] = acc + part
-    _finish(config, acc, (rows, cols), rest)
-
-
 COMBINED = (4, 128)  # the tile of `combine`: small, so that many blocks read at a time
 
 
@@ -251,7 +230,7 @@ def combine_schedule(config: GemmConfig) -> SimtSchedule:
     return SimtSchedule("rows of parts", 128, 32, 4, launch)
 
 
-def default_schedule(config: GemmConfig) -> KernelSchedule:
+def default_policy(config: GemmConfig) -> Policy:
     """Load-compute-finish with one matmul in flight; pairs of blocks share b, 8 rows a super-group.
 
     cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative). Slices
@@ -265,4 +244,4 @@ def default_schedule(config: GemmConfig) -> KernelSchedule:
         launch = launch.with_options(cluster=cluster, store="direct")
     registers = (40, 232) if config.swap_ab or config.slices > 1 else None
     depth = 3 if config.in_cluster else 4
-    return multistage(gemm(config), depth, launch, registers=registers)
+    return Policy("inflight", launch, groups=2, depth=depth, registers=registers)

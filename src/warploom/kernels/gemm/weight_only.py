@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.autosched.named import multistage
+from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -100,7 +100,7 @@ def _weight_only(x: Array, w: Array, scale: Array, y: Array, config: WeightOnlyC
     store(y, cols, rows, tile=out.T.cast(config.dtype))
 
 
-def weight_only_schedule(config: WeightOnlyConfig) -> KernelSchedule:
+def weight_only_policy(config: WeightOnlyConfig) -> Policy:
     """Rings as deep as fit: what counts is how much of w is on its way."""
     bn, bm = config.tile
     groups = bn // ROWS_PER_GROUP
@@ -113,7 +113,7 @@ def weight_only_schedule(config: WeightOnlyConfig) -> KernelSchedule:
     )
     sums = SUM_BYTES * bn * bm if config.slices > 1 else 0
     depth = min(MOST_SLOTS, (SLOTS_BYTES - sums) // slot)
-    return multistage(weight_only(config), depth, launch, groups, 0, None, True)
+    return Policy("lcsf-early", launch, groups, depth)
 
 
 def plan_weight_only(config: WeightOnlyConfig, m: int, n: int) -> WeightOnlyConfig:

@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from warploom.autosched.schedules import schedule_named
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
 from warploom.kernels.recurrent.backward_channel import ChannelKeys, ChannelQueries
 from warploom.kernels.recurrent.backward_delta import DeltaRest, DeltaValues
@@ -145,13 +145,13 @@ def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict
     return sizes | {"d": config.key_dim, "e": config.value_dim}
 
 
-def backward_schedule(config: RecurrentConfig, part: str = "rows") -> KernelSchedule:
-    """The schedule of a part of a configuration: two blocks on an SM, each with a head."""
+def backward_policy(config: RecurrentConfig, part: str = "rows") -> Policy:
+    """What a part of a configuration gets: two blocks on an SM, each with a head."""
     plan = LaunchPlan(
         split={"queries": "m", "rest": "m"}.get(part, "e"), resident=2, store_panels=1
     )
     name = "multistage" if config.depth == CHUNK and part == "rows" else "unpipelined"
-    return schedule_named(recurrent_backward(config, part), name, plan)
+    return Policy(name, plan)
 
 
 @dataclass(frozen=True)

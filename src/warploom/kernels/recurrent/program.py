@@ -14,19 +14,16 @@ RetNet and lightning attention, simple GLA, Mamba-2's SSD (arXiv 2405.21060, sec
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from warploom.autosched.named import multistage
-from warploom.autosched.schedules import schedule_named
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.recurrent.channel import ChannelTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask
 from warploom.kernels.recurrent.scalar import ScalarTask
 from warploom.kernels.recurrent.task import CHUNK
-from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
+from warploom.tile import BF16, FP32, Array, DType, Program, array, trace
 
-__all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
+__all__ = ["RecurrentConfig", "default_launch", "default_policy", "recurrent"]
 HEADS, STATES, KEPT = "heads", "batch heads d e", "batch chunks heads e d"
 INVERSE, FRESH = "batch chunks slots r n", "batch rows heads e"
 
@@ -67,23 +64,17 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
 
-def default_schedule(config: RecurrentConfig) -> KernelSchedule:
-    """The schedule that a configuration gets."""
-    program, plan = recurrent(config), default_launch(config)
+def default_policy(config: RecurrentConfig) -> Policy:
+    """What a configuration gets."""
+    plan = default_launch(config)
     if config.decay != "channel":
         gated = config.decay in ("token", "step") and config.depth == CHUNK
         gated = gated and not (config.delta or config.states)
-        return schedule_named(program, "inflight" if gated else "lcsf", plan)
+        return Policy("inflight" if gated else "lcsf", plan)
     # Beside all its operands two blocks have room for one slot of v, which is needed last.
-    made = multistage(program, 2, plan, 1, 0)
-    (loop,) = program.loops()
-    ((index, schedule),) = made.loops.items()
-    loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load"]
-    (name,) = [op.label for op in loads if op.array is not None and op.array.name == "v"]
-    depths = {**schedule.ring_depth, name: 1}
-    return replace(made, loops={index: replace(schedule, ring_depth=depths)})
+    return Policy("multistage", plan, groups=1, slots={"v": 1})
 
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:
-    """The launch plan of the default schedule: two states on an SM, in two blocks or two groups."""
+    """The launch plan of the default policy: two states on an SM, in two blocks or two groups."""
     return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)

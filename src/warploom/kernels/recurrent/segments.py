@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import (
@@ -94,8 +92,3 @@ def scan(config: RecurrentConfig) -> Program:
         store(given["final"], batch, head, *part, tile=state)
 
     return trace(body, arrays, name="recurrent_scan")
-
-
-def scan_schedule(config: RecurrentConfig) -> SimtSchedule:
-    """The schedule of the scan."""
-    return simt(scan(config))

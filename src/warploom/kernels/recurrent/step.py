@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.program import STATES, arrays_of
@@ -55,11 +53,6 @@ def recurrent_step(config: RecurrentConfig) -> Program:
         _Step(config, given).run()
 
     return trace(body, arrays, name="recurrent_step")
-
-
-def default_schedule(config: RecurrentConfig) -> SimtSchedule:
-    """The schedule that a configuration gets."""
-    return simt(recurrent_step(config))
 
 
 class _Step:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from warploom.autosched.plans import planned, scheduled
+from warploom.autosched.plans import planned, policy, registers
 from warploom.autosched.points import Point
+from warploom.autosched.schedules import schedule_for
 from warploom.autosched.solve import Search
+from warploom.codegen.ir.fuse import turned_operands
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.kernels.selected import Selected
 from warploom.perf.frame import Frame
 from warploom.perf.launch_time import Launch, Numbers
 from warploom.tile import Program
@@ -105,7 +108,22 @@ class Variant:
         """Its schedule; raises `InputError` where the point is not legal."""
         point = self.template.fit(config, self.point)
         program, plan = self.laid_out(config)
-        return scheduled(program, point.order, plan, point.plan, gpu, search)
+        asked = policy(point.order, plan, point.plan, search)
+        made = schedule_for(program, asked, gpu)
+        assert isinstance(made, KernelSchedule)  # a point has the name of an order
+        turns = bool(turned_operands(program))
+        split = registers(point.plan, len(made.compute), plan.resident, turns)
+        if split is not None:
+            made = schedule_for(program, replace(asked, registers=split), gpu)
+            assert isinstance(made, KernelSchedule)
+        return made
+
+    def selected(self, base: Any, gpu: str = "h200", search: Search | None = None) -> Selected:
+        """The kernel of a configuration that says nothing of what a point chooses."""
+        config = self.config(base)
+        schedule = self.schedule(config, gpu, search)
+        program = self.program(config)
+        return Selected(self.name, config, program, schedule, allow=self.allow, tuned=True)
 
     def launch(self, config: Any, sizes: Sizes, gpu: str) -> Launch:
         """At sizes as a table has them."""
