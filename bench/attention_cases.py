@@ -228,11 +228,12 @@ def operands(
     if c.packed:
         return pack(torch, c, heads, lengths_of(b, rows, keys))
 
-    def rand(heads: int, n: int) -> Any:
-        return torch.randn(b, heads, n, c.head_dim, device=DEVICE).to(kind)
+    def rand(heads: int, n: int, d: int = c.head_dim) -> Any:
+        return torch.randn(b, heads, n, d, device=DEVICE).to(kind)
 
-    v = {"q": rand(heads, rows), "k": rand(kv, keys), "v": rand(kv, keys)}
-    v["o"] = torch.full_like(v["q"], math.nan)
+    wide = c.value_dim or c.head_dim
+    v = {"q": rand(heads, rows), "k": rand(kv, keys), "v": rand(kv, keys, wide)}
+    v["o"] = torch.full_like(v["q"][..., :wide], math.nan).contiguous()
     if c.lse:
         v["lse"] = torch.full((b, heads, rows), math.nan, device=DEVICE)
     if c.narrow:

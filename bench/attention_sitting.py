@@ -11,8 +11,10 @@
 Packed cases named `tables` make the table of tasks and bring it to the GPU inside every timed call
 (no CUDA graph, for anyone); the others find it there. fp8 cases stand beside cuDNN's fp8 and
 the 16-bit libraries on the same values; `ordered` is our kernel for v that lies in the order of
-`kernels.attention.values` already.
-Operations: 4 * batch * heads * head_dim * pairs of a query and a key it sees (half when causal).
+`kernels.attention.values` already. `latent` cases have values of 128 columns beside wider keys,
+as multi-head latent attention reads its prompts.
+Operations: 2 * batch * heads * (head sizes of keys and of values) * pairs of a query and a key it
+sees (half when causal).
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ ORDERED = "ordered "  # begins the folders of kernels whose values lie in the or
 RESULTS = kb.ROOT / "bench" / "results"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 MASKS = ("full", "causal")
+LATENT = 128  # the head size of values where keys have another one
 RESHAPED = ("sharp", "rising", "jump")
 WRONG = {"bf16": 0.01, "e4m3": 0.06}  # relative error of our output that fails
 WRONG_THEIRS = {"bf16": 0.02, "e4m3": 0.12}  # and of a baseline's, which then is none
@@ -55,6 +58,7 @@ CASES = (
     *(f"time {d} {m} {n}" for d in (96, 256) for m in MASKS for n in cases.LENGTHS[:4]),
     *(f"fp8 {d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
     *(f"fp8 256 {m} {n}" for m in MASKS for n in cases.LENGTHS[:4]),
+    *(f"latent 192 {m} {n}" for m in MASKS for n in cases.LENGTHS[::2]),
     "gqa 128 causal 8192",
     "window 128 causal 8192",
     *(f"packed {d} causal {which}" for d in (64, 128) for which in ("mixed", "short")),
@@ -100,6 +104,7 @@ class Case:
         return AttentionConfig(
             dtype=E4M3 if self.kind == "fp8" else BF16,
             head_dim=int(self.words[1]),
+            value_dim=LATENT if self.kind == "latent" else None,
             causal=self.words[2] == "causal",
             packed=self.kind == "packed",
             window=cases.WINDOW if self.kind == "window" else None,
@@ -109,7 +114,7 @@ class Case:
     @property
     def heads(self) -> int:
         """Query heads of a sequence."""
-        return WIDTH // int(self.words[1])
+        return WIDTH // (self.config.value_dim or self.config.head_dim)
 
     @property
     def lengths(self) -> int | list[int]:
@@ -128,8 +133,8 @@ class Case:
     @property
     def folder(self) -> str:
         """Of its kernel: cases share those that are the same."""
-        own = {"packed": "packed ", "window": "window ", "fp8": "fp8 ", "gqa": "gqa "}
-        lead = own.get(self.kind, "")
+        own = ("packed", "window", "fp8", "gqa", "latent")
+        lead = f"{self.kind} " if self.kind in own else ""
         return kb.slug(f"{lead}d{self.words[1]} {self.words[2]} {self.choice().name}")
 
     @property
@@ -239,7 +244,7 @@ def work_of(case: Case) -> float:
         pairs = pairs / lengths * (seen - seen * (seen - 1) / 2 / lengths)
     elif config.causal:
         pairs = pairs / 2
-    return 4 * pairs * config.head_dim
+    return 2 * pairs * (config.head_dim + (config.value_dim or config.head_dim))
 
 
 def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
