@@ -16,7 +16,7 @@ from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
 from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
 from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
-from warploom.codegen.cuda.emit_steps import StepCode
+from warploom.codegen.cuda.emit_steps import StepCode, raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
@@ -266,13 +266,10 @@ class Printer:
         code = self.facts.transposer
         if code is None:
             return []
-        cursors = [
-            f"Cursor {ring.name}_cursor; unsigned {ring.name}_oldest = 0;"
-            if self.block.is_raw(ring)
-            else f"Cursor {ring.name}_cursor;"
-            for ring in self.block.rings
-            if self.block.is_raw(ring) or self.block.is_turned(ring)
-        ]
+        block, rings = self.block, self.block.rings
+        names = [f"{ring.name}_cursor" for ring in rings if block.is_turned(ring)]
+        names += [raw_cursor(block, ring) for ring in rings if block.is_raw(ring)]
+        cursors = [f"Cursor {name};" for name in dict.fromkeys(names)]
         return [
             "} else if (threadIdx.x >= 32) {  // turn operands",
             *indent([*cursors, *self._tasks(code)]),

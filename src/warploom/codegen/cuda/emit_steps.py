@@ -371,6 +371,15 @@ class StepCode:
 
     def _wait(self, step: Wait, here: Here) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
+        if self.block.is_raw(ring):
+            cursor = raw_cursor(self.block, ring)
+            return [
+                f"const unsigned {name}_slot = {cursor}.slot;",
+                f"barrier_wait({name}_full + {name}_slot * 8, {cursor}.parity);",
+                f"const unsigned {name}_at = in_block({name}_base) + {name}_slot * "
+                f"{ring.slot_bytes};",
+                *([f"advance<{ring.depth}>({cursor});"] if cursor.startswith(name + "_c") else []),
+            ]
         found = [
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
@@ -399,7 +408,8 @@ class StepCode:
 
     def _release(self, step: Release) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
-        bar = f"{name}_empty + {name}_oldest * 8"
+        raw = self.block.is_raw(ring)
+        bar = f"{name}_empty + {name}_{'slot' if raw else 'oldest'} * 8"
         if name in self.facts.crossing:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
         else:
@@ -411,6 +421,8 @@ class StepCode:
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         if name in self.facts.read_by_lanes:
             stored.append("__syncwarp();  // every lane has read its part of the slot")
+        if raw:
+            return [*stored, arrive]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
     def _issue(self, step: Issue, here: Here) -> list[str]:
@@ -491,6 +503,14 @@ class StepCode:
     def turn_arrive(self, part: int) -> str:
         """Give a group its turn."""
         return f"named_arrive<{1 + self.parts + part}, 256>();"
+
+
+def raw_cursor(block: BlockProgram, ring: Ring) -> str:
+    """The position of warps that turn in the ring that they take: that in the ring that they fill,
+    where it has as many slots, as each of its slots is made of one of these."""
+    turned = next(one for one in block.rings if block.is_turned(one))
+    alike = sum(map(block.is_turned, block.rings)) == 1 and turned.depth == ring.depth
+    return f"{turned.name if alike else ring.name}_cursor"
 
 
 def _short(where: str) -> str:

@@ -120,17 +120,22 @@ DEVICE void turn_tile(unsigned to, unsigned from) {
   const unsigned one = upper ? 0x7531 : 0x6420, other = upper ? 0x6420 : 0x7531;
   const unsigned own = row * 2 + (row / 4 ^ (lane / 8 % 2));
   // The swizzle changes bits of a place by XOR, so that places further on are an XOR away.
-  const unsigned first = from + tile_offset<kFrom, kKeys>(lane, 0);
-  unsigned last = to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth;
-#pragma unroll 1
-  for (unsigned col = warp * 16; col < kCols; col += kWarps * 16, last += kWarps * 16 * kWidth) {
+  // Nothing is derived from them before: the addresses of a loop's tiles would fill registers.
+  const unsigned first = at_use(from + tile_offset<kFrom, kKeys>(lane, 0));
+  const unsigned last =
+      at_use(to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth);
+  constexpr int kAtOnce = kCols > 128 ? 1 : kCols / 16;  // of more the registers do not suffice
+#pragma unroll kAtOnce
+  for (unsigned part = 0; part < kCols / 16; part += kWarps) {
+    const unsigned col = (part + warp) * 16;
+    if (part + kWarps > kCols / 16 && col >= kCols) break;
     const unsigned panel = kCols > kFrom ? col / kFrom : 0;
     const unsigned at = (first ^ col % kFrom) + panel * (kKeys * kFrom);
 #pragma unroll
     for (int key = 0; key < kKeys; key += 32) {
       unsigned x[4];
       load_matrix_transposed(x, at + key * kFrom);
-      stmatrix((last ^ key % kWidth) + key / kWidth * (kRows * kWidth),
+      stmatrix((last ^ key % kWidth) + part * 16 * kWidth + key / kWidth * (kRows * kWidth),
                __byte_perm(x[0], x[1], one), __byte_perm(x[0], x[1], other),
                __byte_perm(x[2], x[3], one), __byte_perm(x[2], x[3], other));
     }
