@@ -44,6 +44,7 @@ ENTRY_POINTS = (
     ".integrations.torch_cache",
     ".integrations.torch_decode",
     ".integrations.torch_gemm",
+    ".integrations.torch_mixed",
     ".integrations.torch_op",
     ".integrations.torch_convolution",
     ".integrations.torch_recurrent",

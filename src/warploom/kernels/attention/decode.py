@@ -16,6 +16,11 @@ kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in 
 8-bit elements q, k and v are times `scale_q, scale_k, scale_v: [batch, kv_heads]`, and o is bf16;
 values are turned on their way through shared memory (`fuse.turned_operands`).
 
+`mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
+[kv_heads, rows, d]` with the packed rows of all, of sequence s those of tokens `bounds[s]` to
+`bounds[s + 1]`, and `tiles: [tasks, 2]`, which says what sequence and which of its row tiles a task
+is. They are causal and not in parts.
+
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
 
@@ -39,6 +44,7 @@ from warploom.tile import (
     DType,
     Index,
     Program,
+    Span,
     Tile,
     array,
     cdiv,
@@ -64,6 +70,7 @@ from warploom.tile import (
     where,
     zeros,
 )
+from warploom.tile.index import as_index
 
 HEADS = (64, 128)
 PAGES = (16, 32, 64, 128, 256)
@@ -85,6 +92,7 @@ class DecodeConfig:
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     split    the keys of a sequence are cut into parts, which `combine` joins
     part     keys of a part; None: equal parts, as many as there are `splits`
+    mixed    sequences have numbers of new tokens of their own
     tile     (packed rows, keys) of a block of scores
     """
 
@@ -98,6 +106,7 @@ class DecodeConfig:
     page: int | None = None
     split: bool = True
     part: int | None = None
+    mixed: bool = False
     tile: tuple[int, int] = (64, 64)
 
     def __post_init__(self) -> None:
@@ -117,6 +126,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode group={self.group} window={self.window} softcap={self.softcap}: expected "
                 "a group and a window of at least 1 and a cap of at least 0"
+            )
+        if self.mixed and (self.split or not self.causal):
+            raise InputError(
+                f"decode mixed=True split={self.split} causal={self.causal}: expected a causal "
+                "mask, and keys that are not in parts"
             )
         if self.part is not None and (not self.split or self.part < 1 or self.part % self.tile[1]):
             raise InputError(
@@ -147,12 +161,14 @@ class DecodeConfig:
     @property
     def arrays(self) -> dict[str, Array]:
         """The parameters of `decode`."""
-        rows = "batch kv_heads rows d"
+        rows = "kv_heads rows d" if self.mixed else "batch kv_heads rows d"
         keys = "pages page_keys kv_heads d" if self.page else "batch kv_heads keys d"
         found = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
         found |= {"v": array(self.dtype, keys), "lengths": array(INT32, "batch")}
         if self.page:
             found["table"] = array(INT32, "batch columns")
+        if self.mixed:
+            found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
             found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "qkv"}
         if not self.split:
@@ -167,10 +183,35 @@ def decode(config: DecodeConfig | None = None) -> Program:
     return trace(_decode, chosen.arrays, name="decode", config=chosen)
 
 
-def _decode(
-    q: Array, k: Array, v: Array, lengths: Array, config: DecodeConfig, **rest: Array
-) -> None:
-    (height, width), d = config.tile, span(0, config.head_dim)
+@dataclass(frozen=True)
+class Task:
+    """A tile of packed rows of one sequence, over a part of its keys.
+
+    row      the first of its packed rows, of the sequence's own
+    queries  new tokens of the sequence
+    load, store  where its rows are, for either
+    """
+
+    batch: Index
+    kv_head: Index
+    split: Index
+    splits: Index | int
+    row: Index
+    queries: Index
+    load: tuple[Index | Span, ...]
+    store: tuple[Index | Span, ...]
+
+
+def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
+    height, d = config.tile[0], span(0, config.head_dim)
+    if config.mixed:
+        kv_head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
+        batch, i = (read(rest["tiles"], task, n) for n in (0, 1))
+        begin, end = (read(rest["bounds"], batch + n) for n in (0, 1))
+        first = begin * config.group + i * height
+        stop = span(first, height, "rows", end * config.group)
+        load_at, store_at = (kv_head, span(first, height), d), (kv_head, stop, d)
+        return Task(batch, kv_head, as_index(0), 1, i * height, end - begin, load_at, store_at)
     splits = size("splits") if config.split else 1
     batch, kv_head, split, i = grid(
         batch=size("batch"),
@@ -178,17 +219,29 @@ def _decode(
         splits=splits,
         rows=cdiv(size("rows"), height),
     )
+    queries = size("rows") // config.group
+    at = (batch, kv_head, span(i * height, height), d)
+    return Task(batch, kv_head, split, splits, i * height, queries, at, at)
+
+
+def _decode(
+    q: Array, k: Array, v: Array, lengths: Array, config: DecodeConfig, **rest: Array
+) -> None:
+    height, width = config.tile
+    task = _task(config, rest)
+    batch, kv_head = task.batch, task.kv_head
     room = size("columns") * config.page if config.page else size("keys")
-    length, rows = minimum_index(read(lengths, batch), room), span(i * height, height)
-    first, last = _blocks(config, length, split, splits)
-    queries = load(q, batch, kv_head, rows, d)
+    length = minimum_index(read(lengths, batch), room)
+    first, last = _blocks(config, length, task)
+    queries = load(q, *task.load)
     scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in "qkv" if config.narrow}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
     acc = zeros(rows=height, d=config.head_dim)
     for j in loop(first, last):
         keys, values = _block(config, (k, v), rest.get("table"), (batch, kv_head, j, length))
         scores, factor = _scores(config, queries @ keys, scales)
-        seen = _visible(config, coordinate("rows", height, i * height), j * width, length)
+        row_at = coordinate("rows", height, task.row)
+        seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
         block = max_along(scores, "keys") * factor
         highest = maximum(base, block - config.lift if config.lift else block)
@@ -206,23 +259,26 @@ def _decode(
     share = where(none, 0.0, reciprocal(total))
     out = acc * (share * scales["v"] if config.narrow else share)
     if not config.split:
-        return store(rest["o"], batch, kv_head, rows, d, tile=out.cast(config.result))
-    store(rest["parts"], batch, kv_head, split, rows, d, tile=out)
+        return store(rest["o"], *task.store, tile=out.cast(config.result))
+    rows, d = task.store[2:]
+    store(rest["parts"], batch, kv_head, task.split, rows, d, tile=out)
     sums = where(none, -math.inf, base + log2(total))
-    return store(rest["sums"], batch, kv_head, split, rows, tile=sums)
+    return store(rest["sums"], batch, kv_head, task.split, rows, tile=sums)
 
 
-def _blocks(
-    config: DecodeConfig, length: Index, split: Index, splits: Index | int
-) -> tuple[Index, Index]:
-    """The blocks of keys of a part: all that some query sees are cut into equal parts."""
+def _blocks(config: DecodeConfig, length: Index, task: Task) -> tuple[Index, Index]:
+    """The blocks of keys of a part: all that some query sees are cut into equal parts. Of a mixed
+    batch they end where the last row of the tile sees no more."""
     width = config.tile[1]
     begin, end = 0, cdiv(length, width)
+    if config.mixed:
+        last = cdiv(task.row + config.tile[0], config.group)
+        end = minimum_index(end, cdiv(length - task.queries + last, width))
     if config.window is not None:
-        queries = size("rows") // config.group
-        begin = maximum_index(length - queries - (config.window - 1), 0) // width
+        begin = maximum_index(length - task.queries - (config.window - 1), 0) // width
+    splits = task.splits
     share = config.part // width if config.part else (end - begin + splits - 1) // splits
-    first = split * share + begin
+    first = task.split * share + begin
     return first, minimum_index(first + share, end)
 
 
@@ -267,10 +323,12 @@ def _scores(
     return tanh(scores * (factor * (1.0 / config.softcap))) * config.softcap, LOG2E
 
 
-def _visible(config: DecodeConfig, row_at: Tile, first_key: Index, length: Index) -> Tile:
+def _visible(
+    config: DecodeConfig, row_at: Tile, first_key: Index, length: Index, queries: Index
+) -> Tile:
     """Key n is seen by query r up to its own position p, n <= p = length - queries + r, which in
     packed rows r * group + g is (n - length + queries) * group <= row."""
-    width, queries = config.tile[1], size("rows") // config.group
+    width = config.tile[1]
     seen = coordinate("keys", width, first_key) < length
     beyond = coordinate("keys", width, first_key - (length - queries)) * config.group
     if config.causal:
