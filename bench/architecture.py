@@ -51,6 +51,8 @@ ENTRY_POINTS = (
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",
     ".integrations.triton",
+    ".integrations.vllm",  # vLLM, by the entry point
+    ".integrations.vllm_backend",  # by its name
     ".balance",  # what several levels of memory ask for, for the gallery of derivations
     ".simulate",  # the oracle of block programs, for a kernel's author and the tests
 )

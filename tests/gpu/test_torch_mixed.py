@@ -49,7 +49,7 @@ def test_chunks_and_tokens_in_one_launch(sequences):
 
 
 def test_a_graph_follows_what_the_gpu_says_of_the_batch():
-    arguments, own = operands(SEQUENCES)
+    arguments, _ = operands(SEQUENCES)
     mixed.attention_mixed(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

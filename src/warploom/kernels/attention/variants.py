@@ -41,20 +41,12 @@ def takes(base: AttentionConfig, point: Point) -> bool:
     if base.narrow:
         # Fragments of 32 keys; results are wider than queries.
         unfit = point.options.get("store") == "over" or _tile(point)[1] % 32 > 0
-        return not unfit and (base.ordered or _turns(base, point))
+        return not unfit
     # The first block of a window has no key for some rows, whose warps then weigh the next
     # one twice: optimistic rescaling gets 0.97 of the same tile's rate.
     windowed = base.window is not None and optimistic
     paired = base.packed and "cluster_m" in dict(point.settings)
     return not ((base.rescale_threshold and optimistic) or windowed or paired)
-
-
-def _turns(base: AttentionConfig, point: Point) -> bool:
-    """Whether there is room for turning values: beside three groups the warps that do it have no
-    registers for tasks that are not of one length, and the turned values are two slots more."""
-    rows, keys = _tile(point)
-    uneven = "balance" in point.options or base.causal
-    return not (rows > 128 and uneven) and (base.head_dim <= 128 or keys <= 96)
 
 
 def configured(base: AttentionConfig, point: Point) -> AttentionConfig:
@@ -147,10 +139,20 @@ def _fits(choice: Variant, d: int, e: int) -> bool:
     return operands + rows * PANEL_BYTES <= shared_limit(1, "sm_90a")
 
 
+def _turns(choice: Variant, config: AttentionConfig) -> bool:
+    """Whether there is room for turning values: beside three groups the warps that do it have no
+    registers for tasks that are not of one length, and the turned values are two slots more."""
+    rows, keys = _tile(choice.point)
+    uneven = "balance" in choice.point.options or config.causal
+    return not (rows > 128 and uneven) and (config.head_dim <= 128 or keys <= 96)
+
+
 def _builds(choice: Variant, config: AttentionConfig) -> bool:
     """Whether the variant's kernel for the configuration does not spill."""
     known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
     if config.value_dim and not _fits(choice, config.head_dim, config.value_dim):
+        return False
+    if config.narrow and not config.ordered and not _turns(choice, config):
         return False
     # Two loops with optimistic rescaling leave no registers for where a sequence lies (76 B at 128
     # full).
