@@ -110,7 +110,6 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x128-prefetch",
         "192x96-prefetch-cooperative-early-optimistic",
         "192x96-overlap-early-optimistic",
-        "128x192-overlap-early-optimistic",
     ),
     "fp8 d64 causal": (
         "128x128-dynamic16-overlap-early-optimistic",

@@ -5,6 +5,8 @@
     python -m bench.attention_sitting prepare             on the GPU machine: libraries compile
     python -m bench.attention_sitting sit --name one      there: a sitting, three at least
     python -m bench.attention_sitting merge FILE...       sittings into bench/results
+    python -m bench.attention_sitting variants FILE...    of one sitting each, the times of variants
+                                                          that tuned tables are made from
 
 `bench/sitting.py` says what a sitting is. A case's kernel is what the chooser takes for its shape.
 `sit --front-door "CASE=FOLDER"` times what `warploom optimize` built into FOLDER beside it.
@@ -38,10 +40,12 @@ from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
+from warploom.evidence import Evidence
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
+from warploom.runtime.stats import median_interval
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
@@ -388,9 +392,49 @@ def merge(paths: list[Path], results: Path) -> None:
         print(f"left out: {line}")
 
 
+def variants(path: Path) -> list[Evidence]:
+    """What one sitting saw of the 8-bit variants that its cases got, as `bench.attention` has it of
+    a run."""
+    header, found = st.read_sitting(path)
+    rows: list[Evidence] = []
+    for case in (one for one in found if one["name"].startswith("fp8")):
+        seen = st.seen_in_bursts(case)
+        bases = {name: seen.rates[name] for name in case["baselines"]}
+        best = max(bases, key=lambda name: bases[name])
+        middle, *interval = median_interval(seen.samples["default"], seen.samples[best])
+        first = seen.samples[case["baselines"][0]]
+        _, *control = median_interval(seen.samples[st.CONTROL], first)
+        _, head, mask, _ = case["name"].split()
+        variant = f"fp8 d{head}{' causal' * (mask == 'causal')} {case['default']}"
+        rows.append(
+            Evidence(
+                "attention-forward",
+                f"attention-forward {variant}",
+                case["shape"],
+                case["dtype"],
+                header["device"],
+                header["driver"],
+                case["compiler"],
+                header["date"],
+                header["argv"],
+                "TFLOP/s",
+                "higher",
+                seen.rates["default"],
+                bases,
+                middle,
+                (interval[0], interval[1]),
+                (control[0], control[1]),
+                len(first),
+                {"numerics": case["checks"]["default"]},
+                f"torch {header['torch']}; {variant}; one sitting",
+            )
+        )
+    return rows
+
+
 def main() -> int:
     """Command line."""
-    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "merge"))
+    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "merge", "variants"))
     args.prepare = args.mode == "prepare"
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
@@ -398,6 +442,9 @@ def main() -> int:
         return 0
     if args.mode == "merge":
         merge(args.files, RESULTS)
+        return 0
+    if args.mode == "variants":
+        kb.put(RESULTS / "attention_variants.json", [r for p in args.files for r in variants(p)])
         return 0
     return _prepare(args, names) if args.prepare else st.sit(sit, args, names)
 
