@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The tests start hundreds of processes of Python: with compiled modules one imports in half the time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help env demo docs test lint unit versions mutants gpu-test bench tables wheels release clean
 

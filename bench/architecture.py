@@ -40,9 +40,11 @@ ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".flows.pack",  # python -m warploom.flows.pack
     ".rl.pretrain",  # python -m warploom.rl.pretrain
+    ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
     ".integrations.torch_cache",
     ".integrations.torch_decode",
+    ".integrations.torch_experts",
     ".integrations.torch_gemm",
     ".integrations.torch_mixed",
     ".integrations.torch_op",
@@ -50,6 +52,7 @@ ENTRY_POINTS = (
     ".integrations.torch_recurrent",
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",
+    ".integrations.torch_weight_only",
     ".integrations.triton",
     ".integrations.vllm",  # vLLM, by the entry point
     ".integrations.vllm_backend",  # by its name

@@ -27,7 +27,8 @@ from bench import attention_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import usable
-from warploom.codegen.compile.build import Built, build
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.attention.backward import BackwardConfig, fitted
@@ -100,9 +101,9 @@ def build_all() -> None:
     """Compile what the cases need."""
     for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
         for part in parts(config):
-            program, schedule, allow = kernel(config, part)
+            program, policy, allow = kernel(config, part)
             into = folder(config, part)
-            build(program, schedule, allow=allow).write(into)
+            compiled(program, policy, allow=allow).write(into)
             print(into.name, flush=True)
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import build, emitted
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import CheckFailed
@@ -23,7 +24,6 @@ from warploom.files import write_text_atomically
 from warploom.kernels.rows.choose import row_kernel
 from warploom.kernels.rows.program import RowConfig
 from warploom.kernels.select import DEFAULT, full_sizes, select
-from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch
 from warploom.perf.replay import replay
 from warploom.perf.trace import PREDICTED, perfetto, predicted

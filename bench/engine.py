@@ -37,6 +37,7 @@ from bench import engine_model, sitting
 from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
 from warploom.autosched.points import Point
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
@@ -58,7 +59,6 @@ from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneSettings
 from warploom.kernels.select import select
-from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import replay
 from warploom.rewrites.rules import Form

@@ -28,13 +28,13 @@ from bench import sitting
 from bench.gemm_cases import SHAPES as GEMM_SHAPES
 from bench.tables import errors
 from bench.tuned import READ, TABLES
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure
 from warploom.kernels.select import select
-from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch, LaunchTime
 from warploom.perf.replay import replay
 from warploom.runtime.stats import median_interval
@@ -137,7 +137,7 @@ def operands(torch: Any, case: dict[str, Any]) -> dict[str, Any]:
     sizes = case["sizes"]
     if case["kernel"] == "gemm":
         m, n, k = (sizes[name] for name in "mnk")
-        shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
+        shapes = {"a": (m, k), "b": (n, k) if case.get("b") == "nk" else (k, n), "c": (m, n)}
     else:
         lead = sizes["batch"], sizes["heads"], sizes["rows"], sizes["d"]
         shapes = dict.fromkeys("qkvo", lead)

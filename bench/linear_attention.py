@@ -28,11 +28,9 @@ from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.recurrent.program import (
-    RecurrentConfig,
-    default_policy,
-    recurrent,
-)
+from warploom.kernels.recurrent import kda
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
+from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention.json"
@@ -41,6 +39,8 @@ LONG = 16384  # rows of the long check
 AT_ONCE = 128  # states kept at a time
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
 FLA = "flash-linear-attention"
+REFUSED = "flash-linear-attention's wrong gradients"
+BETWEEN = tuple(kda.SQUARES)  # what one kernel leaves for another
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,19 @@ CASES = {
     "mamba-2": Case(RecurrentConfig("step", shared=True), 1, ((1024, 0.0445), (4096, 0.152))),
     "mamba-2 with D": Case(RecurrentConfig("step", shared=True, skip=True), 1),
     "decay d128": Case(WIDE, HEADS, ((1024, 0.111), (4096, 0.411))),
-    "simple gla d64": Case(RecurrentConfig("token")),
+    "simple gla d64": Case(
+        RecurrentConfig("token"),
+        sizes=((BATCH, HEADS, 1024), (BATCH, HEADS, 4096), (1, HEADS, 32768)),
+    ),
     "mamba-2 state 128": Case(RecurrentConfig("step", shared=True, key_dim=128), 1),
     "simple gla d128": Case(replace(WIDE, decay="token")),
     "linear d64": Case(RecurrentConfig("none")),
     "linear d128": Case(replace(WIDE, decay="none")),
+    "based": Case(
+        RecurrentConfig("none", taylor=True, key_dim=16), HEADS, ((1024, 0.0752), (4096, 0.271))
+    ),
     "gla d64": Case(RecurrentConfig("channel", gates=BF16)),
+    "kda d64": Case(RecurrentConfig("channel", delta=True, gates=BF16)),
     "gated delta rule d64": Case(RecurrentConfig("token", delta=True)),
     "delta rule d64": Case(RecurrentConfig("none", delta=True)),
     "gated delta rule d128": Case(
@@ -88,6 +95,8 @@ def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[st
         "v": normal(batch, rows, heads, config.value_dim),
         "o": torch.full((batch, rows, heads, config.value_dim), math.nan, **device).bfloat16(),
     }
+    if config.taylor:
+        found["q"], found["k"] = (found[name] / 2 for name in "qk")
     if config.decay == "head":
         found["g"] = torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, **device) * 5 / heads))
     if config.decay == "token":
@@ -101,6 +110,9 @@ def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[st
     if config.decay == "step":
         found["dt"] = torch.rand(batch, rows, heads, **device) * 0.1
         found["a"] = -1.0 - 15.0 * torch.rand(heads, **device)
+    if config.in_two:
+        square = batch, -(-rows // CHUNK), heads, CHUNK, CHUNK
+        found |= {name: torch.empty(square, **device).bfloat16() for name in BETWEEN}
     if config.skip:
         found["skip"] = torch.randn(heads, **device)
     return found
@@ -112,6 +124,8 @@ def exact(torch: Any, case: Case, given: dict[str, Any], scale: float) -> Any:
     v = wide["v"]
     batch, rows, heads, columns = v.shape
     q, k = (wide[name].repeat_interleave(heads // wide[name].shape[2], 2) for name in "qk")
+    if case.config.taylor:
+        q, k, scale = features(torch, q * scale**0.5), features(torch, k * scale**0.5), 1.0
     decay = torch.ones(1, device="cuda", dtype=torch.float64)
     if "g" in wide:
         decay = torch.exp(wide["g"])
@@ -133,6 +147,12 @@ def exact(torch: Any, case: Case, given: dict[str, Any], scale: float) -> Any:
     return out + wide["skip"][:, None] * wide["v"] if "skip" in wide else out
 
 
+def features(torch: Any, x: Any) -> Any:
+    """1, x and half of all products of two of its channels."""
+    products = (x[..., None] * x[..., None, :]).flatten(-2) / 2**0.5
+    return torch.cat([torch.ones_like(x[..., :1]), x, products], -1)
+
+
 def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]:
     """The same by flash-linear-attention, which wants q and k of every head and g of every row.
 
@@ -146,19 +166,26 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
     if case.config.decay == "channel":
         by_channel = importlib.import_module("fla.ops.gla").chunk_gla
         return lambda: by_channel(q, k, v, given["g"], scale=scale)
+    if case.config.taylor:
+        based = importlib.import_module("fla.ops.based").fused_chunk_based
+        return lambda: based(q, k, v, scale, use_norm=False)
     if case.config.decay == "none":
         plain = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
         return lambda: plain(q, k, v, scale=scale, normalize=False)
     gated = importlib.import_module("fla.ops.simple_gla").chunk_simple_gla
+    if case.config.decay == "head":
+        return lambda: gated(q, k, v, g_gamma=given["g"], scale=scale)
+    g = given.get("g")
     if "dt" in given:
         g, v = given["dt"] * given["a"], (given["dt"][..., None] * v).bfloat16()
-    else:
-        g = given["g"].expand(v.shape[:3]).contiguous()
     return lambda: gated(q, k, v, g=g, scale=scale)
 
 
 def _delta(q: Any, k: Any, given: dict[str, Any], scale: float) -> Callable[[], Any]:
     v, beta = given["v"], given["beta"].bfloat16()
+    if "g" in given and given["g"].dim() == 4:
+        by_channel = importlib.import_module("fla.ops.kda").chunk_kda
+        return lambda: by_channel(q, k, v, given["g"], beta, scale=scale)
     if "g" not in given:
         plain = importlib.import_module("fla.ops.delta_rule").chunk_delta_rule
         return lambda: plain(q, k, v, beta, scale=scale)
@@ -166,42 +193,93 @@ def _delta(q: Any, k: Any, given: dict[str, Any], scale: float) -> Callable[[], 
     return lambda: gated(q, k, v, given["g"], beta, scale=scale)
 
 
-def error(torch: Any, case: Case, kernel: Any, rows: int) -> float:
+def that_runs(torch: Any, make: Callable[[], Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """{FLA: its call}, tuned; none, with the reason, where it does not run or is not captured.
+
+    Gradients under gates it refuses where Triton compiles them wrongly: with the refusal lifted
+    their time is told by another name, `REFUSED`, and stands beside no ratio.
+    """
+    try:
+        call = make()
+        name = FLA
+        try:
+            call()
+        except RuntimeError as error:
+            if "produces incorrect results" not in str(error):
+                raise
+            print(f"{FLA} refuses: {error!r}"[:300], flush=True)
+            refusing: Any = importlib.import_module("fla.ops.common.chunk_o")
+            refusing.TRITON_ABOVE_3_7_1 = True
+            name = REFUSED
+            call()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            call()
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+        return {}
+    return {name: call}
+
+
+@dataclass(frozen=True)
+class Call:
+    """The kernels of a case, one after the other; few heads of many rows in segments, as the
+    operators have them."""
+
+    config: RecurrentConfig
+    kernels: tuple[Any, ...]
+
+    def __call__(self, torch: Any, given: dict[str, Any], scale: float) -> None:
+        """Launch them with the arrays that each takes."""
+        glue = importlib.import_module("warploom.integrations.torch_segments")
+        if (count := glue.best_count(self.config, given["v"])) > 1:
+            glue.run_segments(self.config, given, scale, count)
+            return
+        stream = int(torch.cuda.current_stream().cuda_stream)
+        for kernel in self.kernels:
+            arrays = {spec.name: given[spec.name] for spec in kernel.interface.arrays}
+            kernel(arrays, {"scale": scale}, stream)
+
+
+def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
+    """(program, policy) of every kernel of a configuration, by the folder it is built in."""
+    if config.in_two:
+        return {program.name: (program, schedule) for program, schedule in kda.kernels(config)}
+    return {".": (recurrent(config), default_policy(config))}
+
+
+def error(torch: Any, case: Case, kernel: Call, rows: int) -> float:
     """The relative error in norm, with heads of one sequence."""
     scale = case.config.key_dim**-0.5
     given = inputs(torch, case, 1, 2, rows)
     right = exact(torch, case, given, scale)
-    kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
+    kernel(torch, given, scale)
     return float((given["o"].double() - right).norm() / right.norm())
 
 
 def timed(
-    torch: Any, case: Case, kernel: Any, sizes: tuple[int, int, int], args: argparse.Namespace
+    torch: Any, case: Case, kernel: Call, sizes: tuple[int, int, int], args: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Samples of our call, of its control, of a copy of all bytes and of FLA's where it runs."""
     given, scale = inputs(torch, case, *sizes), case.config.key_dim**-0.5
-    moved = sum(one.numel() * one.element_size() for one in given.values())
+    moved = sum(one.numel() * one.element_size() for x, one in given.items() if x not in BETWEEN)
     # By a kernel: at some sizes a copy command takes half as long again.
     half = torch.ones(moved // 4, dtype=torch.bfloat16, device="cuda")
     other = torch.empty_like(half)
 
     def ours() -> None:
-        kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
+        kernel(torch, given, scale)
 
     calls = {OURS: ours, CONTROL: ours, COPY: lambda: torch.neg(half, out=other)}
-    try:
-        if not args.alone:
-            calls[FLA] = theirs(case, given, scale)
-            calls[FLA]()
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        calls.pop(FLA, None)
-        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+    if not args.alone:
+        calls |= that_runs(torch, lambda: theirs(case, given, scale))
     return kb.interleave(calls, args.rounds)
 
 
-def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
+def measured(
+    torch: Any, name: str, built: list[Built], args: argparse.Namespace
+) -> Iterator[Evidence]:
     """The rows of one case."""
-    case, kernel = CASES[name], built.kernel()
+    case, kernel = CASES[name], Call(CASES[name].config, tuple(one.kernel() for one in built))
     wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
     for batch, heads, rows in case.sizes:
         samples = timed(torch, case, kernel, (batch, heads, rows), args)
@@ -218,7 +296,7 @@ def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> I
             claim="linear-attention",
             kernel=name,
             shape=f"{batch}x{heads}x{rows}, q and k of {case.groups}",
-            compiler=built.resources.compiler,
+            compiler=built[0].resources.compiler,
         )
 
 
@@ -232,14 +310,15 @@ def main() -> None:
     chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
         for name, case in chosen.items():
-            built = compiled(recurrent(case.config), default_policy(case.config))
-            built.write(folder / kb.slug(name))
+            for part, made in programs(case.config).items():
+                compiled(*made, allow=kda.FEW).write(folder / kb.slug(name) / part)
         return
     torch = kb.load_torch()
     torch.manual_seed(0)
     found: list[Evidence] = []
     for name in chosen:
-        built = Built.read(folder / kb.slug(name))
+        parts = programs(CASES[name].config)
+        built = [Built.read(folder / kb.slug(name) / part) for part in parts]
         for row in measured(torch, name, built, args):
             found.append(row)
             write_rows(args.out / "linear_attention.json", found)

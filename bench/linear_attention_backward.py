@@ -24,9 +24,9 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import linear_attention as forward
-from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, Case
-from warploom.autosched.schedules import compiled, schedule_for
-from warploom.codegen.compile.build import Built, build
+from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, REFUSED, Case
+from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.backward import (
     ALLOW,
@@ -51,7 +51,7 @@ CASES = {
 ROWS = (1024, 4096)
 LONG = 2048  # rows of the longer check
 WRONG = 5e-3  # relative error in norm: operands, states and results are rounded to bf16
-WRONG_GATES = 4e-2  # gradients of gates, and of a over all rows, are differences of large sums
+WRONG_GATES = 2e-2  # gradients of gates, and of a over all rows, are differences of large sums
 BACKWARD = "ours, backward alone"
 NO_INPUTS = "o", "do", "states", "inverse", "fresh"
 
@@ -82,7 +82,7 @@ class Pair:
         for kernel in self.kernels[1:]:
             self.launch(torch, kernel)
         inputs = {x: one for x, one in self.given.items() if x not in NO_INPUTS}
-        return glue.finished(inputs, self.made)
+        return glue.finished(inputs, self.made | glue.shared_sums(inputs, self.made))
 
 
 def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int, int]) -> Pair:
@@ -104,8 +104,8 @@ def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int
 
 
 def errors(torch: Any, case: Case, kernels: tuple[Any, ...], rows: int) -> dict[str, float]:
-    """The relative error in norm of every gradient, with two heads of one sequence."""
-    here = pair(torch, case, kernels, (1, 2, rows))
+    """The relative error in norm of every gradient, with eight heads of one sequence."""
+    here = pair(torch, case, kernels, (1, 8, rows))
     here.forward(torch)
     found = here.backward(torch)
     leaves = {x: here.given[x].double().requires_grad_() for x in found}
@@ -127,11 +127,11 @@ def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
         given["v"] = (given["dt"][..., None] * given["v"]).bfloat16()
         given["g"] = given.pop("dt") * given.pop("a")
         case = replace(case, config=replace(case.config, decay="token", skip=False))
-    if case.config.decay == "head":
-        given["g"] = given["g"].expand(given["v"].shape[:3]).contiguous()
     if "beta" in given:
         given["beta"] = given["beta"].bfloat16()
     names = [x for x in ("q", "k", "v", "g", "beta") if x in given]
+    if case.config.decay == "head":
+        names.remove("g")  # of which it makes no gradient
     leaves = [given[x].detach().requires_grad_() for x in names]
     given |= dict(zip(names, leaves, strict=True))
     call = forward.theirs(case, given, here.scale)
@@ -139,7 +139,7 @@ def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
     def both() -> Any:
         with torch.enable_grad():
             out = call()
-        out = out[0] if isinstance(out, tuple) else out
+        out = out if torch.is_tensor(out) else out[0]
         return torch.autograd.grad(out, leaves, given["do"])
 
     return both
@@ -166,13 +166,8 @@ def timed(torch: Any, here: Pair, args: argparse.Namespace) -> dict[str, list[fl
         COPY: lambda: torch.neg(half, out=other),
     }
     ours()
-    try:
-        if not args.alone:
-            calls[FLA] = theirs(torch, here)
-            calls[FLA]()
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        calls.pop(FLA, None)
-        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+    if not args.alone:
+        calls |= forward.that_runs(torch, lambda: theirs(torch, here))
     return kb.interleave(calls, args.rounds)
 
 
@@ -201,6 +196,11 @@ def measured(
                     for x, error in one.items()
                 },
                 "backward ms": round(statistics.median(samples[BACKWARD]), 5),
+                **{
+                    f"{REFUSED}, ms": round(statistics.median(times), 5)
+                    for name, times in samples.items()
+                    if name == REFUSED
+                },
             },
             claim="linear-attention-backward",
             kernel=name,
@@ -214,11 +214,8 @@ def kernels_of(config: RecurrentConfig) -> dict[str, Built]:
     kept = replace(config, states=True)
     found = {"forward": compiled(recurrent(kept), default_policy(kept), allow=ALLOW)}
     for part in parts_of(config):
-        program, schedule = (
-            recurrent_backward(config, part),
-            schedule_for(recurrent_backward(config, part), backward_policy(config, part)),
-        )
-        found[part] = build(program, schedule, allow=ALLOW)
+        program, policy = recurrent_backward(config, part), backward_policy(config, part)
+        found[part] = compiled(program, policy, allow=ALLOW)
     return found
 
 

@@ -3,7 +3,8 @@
     python -m bench.tuned            put the rows of bench/results into kernels/*/tuned.toml, with
                                      replays of the model as it is
     python -m bench.tuned --check    print only
-    python -m bench.tuned build DIR          for sizes drawn with --seed: the chosen, the next ones
+    python -m bench.tuned build DIR          for sizes drawn with --seed: the chosen, the next ones;
+                                             with --few for products of few rows: every variant
     python -m bench.tuned run DIR --out OUT  on a GPU machine: rows of claim `tuned-tables`, which
                                              time them in shuffled rounds of bursts
     python -m bench.tuned merge FILE         into bench/results/choices.json
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.attention_cases import PACKED
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
@@ -36,8 +39,8 @@ from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import full_sizes, select
-from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.table import Kind, Row, Table, as_toml
+from warploom.runtime.kernel import Kernel
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results"
@@ -52,6 +55,8 @@ EARLIER = "an earlier kernel"  # in the notes of a row: what it measured is buil
 BATCH = 3  # of the batched products of `bench.gemm`
 ROUNDS, BEST, CONTROL = 12, 2, "again"
 SHAPES, TOLD = 80, 2  # so many sizes of products drawn at random, and the fastest variants of each
+FEW_TIMED = 6  # variants of a product of few rows
+BEYOND_L2, MOST_COPIES = 2e8, 12  # bytes of operands that alternate, and how many sets at most
 TOKENS, WIDTH = 16384, 2048  # of attention: batch * rows, heads * head size
 
 
@@ -187,31 +192,63 @@ def losses(name: str, known: Mapping[str, Kind]) -> dict[str, tuple[str, float]]
     return found
 
 
-def build(out: Path, seed: int) -> None:
-    """For sizes drawn at random, what is chosen and the variants that come next by the model."""
+def build(out: Path, cases: Iterator[dict[str, Any]]) -> None:
+    """The variants of each case, and what is told of them."""
+    found: list[dict[str, Any]] = []
+    for number, case in enumerate(cases):
+        name, known = case["kernel"], case.pop("settings")
+        table, case["folders"] = TABLES[name][0], {}
+        config = configure(name, known)[0]
+        for one in case.pop("names"):
+            variant, folder = table.variants[one], f"{number}-{one}"
+            made = variant.config(config)
+            program = entry(name).program(made)
+            Selected(one, made, program, variant.schedule(made)).build().write(out / folder)
+            case["folders"][one] = folder
+        found.append(case)
+        write_text_atomically(out / "cases.json", json.dumps(found, indent=1))
+
+
+def few_rows() -> Iterator[dict[str, Any]]:
+    """Products of few rows with the weights of `gemm-serving`: what is chosen and the variants that
+    are fastest by the model alone. Operands alternate that L2 does not hold together."""
+    from bench import gemm_serving_cases as serving  # noqa: PLC0415 (which imports torch's rivals)
+
+    for m, (n, k) in itertools.product(serving.ROWS, serving.NARROW):
+        sizes = {"m": m, "n": n, "k": k}
+        known = {**{x: str(size) for x, size in sizes.items()}, "b": "nk"}
+        config, kind = configure("gemm", known)[0], GEMM.known["16-bit"]
+        whole = [x for x in kind.replays if (v := GEMM.variants[x]).whole and v.takes(config)]
+        asked = entry("gemm").asked(config, full_sizes("gemm", known))
+        best = GEMM.fastest(replace(kind, rows=()), whole, config, asked, FEW_TIMED)
+        yield {
+            "kernel": "gemm",
+            "sizes": sizes,
+            "b": "nk",
+            "copies": max(1, min(MOST_COPIES, int(BEYOND_L2 / (2 * n * k)))),
+            "settings": known,
+            "names": [*dict.fromkeys([select("gemm", known).name, *best])],
+        }
+
+
+def drawn_sizes(seed: int) -> Iterator[dict[str, Any]]:
+    """Sizes drawn at random: what is chosen and the variants that come next by the model."""
     from bench import engine_model  # noqa: PLC0415 (which reads the tables' rows)
 
-    cases: list[dict[str, Any]] = []
-    for number, (name, origin, sizes) in enumerate(engine_model.cases(seed)):
+    for name, origin, sizes in engine_model.cases(seed):
         if "drawn" not in origin:
             continue
         known = {x: str(size) for x, size in sizes.items()}
         if name == "attention":
             known |= {"head_dim": known.pop("d"), "causal": ("false", "true")[sizes["causal"]]}
-        kernel, config = entry(name), configure(name, known)[0]
+        config = configure(name, known)[0]
         table, asked = TABLES[name][0], entry(name).asked(config, full_sizes(name, known))
         kind = table.kind(config)
         fitting = [one for one in kind.replays if table.variants[one].takes(config)]
         names = [select(name, known).name, *table.fastest(kind, fitting, config, asked, BEST)]
-        case = {"kernel": name, "sizes": sizes, "folders": {}}
-        for one in dict.fromkeys(names):
-            variant, folder = table.variants[one], f"{number}-{one}"
-            made = variant.config(config)
-            built = Selected(one, made, kernel.program(made), variant.schedule(made)).build()
-            built.write(out / folder)
-            case["folders"][one] = folder
-        cases.append(case)
-        write_text_atomically(out / "cases.json", json.dumps(cases, indent=1))
+        yield {
+            "kernel": name, "sizes": sizes, "settings": known, "names": [*dict.fromkeys(names)]
+        }  # fmt: skip
 
 
 def run(where: Path, out: Path) -> None:
@@ -222,16 +259,17 @@ def run(where: Path, out: Path) -> None:
 
     rows = list[Evidence]()
     for case in json.loads((where / "cases.json").read_text()):
-        arrays, calls = engine_model.operands(torch, case), {}
+        sets = [engine_model.operands(torch, case) for _ in range(case.get("copies", 1))]
+        calls: dict[str, Callable[[], None]] = {}
         first = next(iter(case["folders"]))
         for one in (*case["folders"], CONTROL):
             built = Built.read(where / case["folders"].get(one, case["folders"][first]))
             kernel = built.kernel()
-            stream = int(torch.cuda.current_stream().cuda_stream)
-            calls[one] = functools.partial(kernel, arrays, stream=stream)
+            calls[one] = functools.partial(_launch, torch, kernel, itertools.cycle(sets))
         bursts = sitting.measure(sitting.Gpu(torch, calls), ROUNDS, False, 0)["bursts"]
         times = {one: [1e3 * ms for ms in found["ms"]] for one, found in bursts.items()}
         _, *control = median_interval(times[first], times[CONTROL])
+        compiler = Built.read(where / case["folders"][first]).resources.compiler
         for one in case["folders"]:
             middle, *interval = median_interval(times[one], times[first])
             row = Evidence(
@@ -240,7 +278,7 @@ def run(where: Path, out: Path) -> None:
                 shape=engine_model.shape_of(case["sizes"]),
                 dtype="bf16",
                 **kb.provenance(),
-                compiler=built.resources.compiler,
+                compiler=compiler,
                 unit="us",
                 better="lower",
                 ours=statistics.median(times[one]),
@@ -255,6 +293,11 @@ def run(where: Path, out: Path) -> None:
         write_rows(out / BESIDE, rows)
 
 
+def _launch(torch: Any, kernel: Kernel, sets: Iterator[dict[str, Any]]) -> None:
+    """On the stream of the moment: a graph captures another one."""
+    kernel(next(sets), stream=int(torch.cuda.current_stream().cuda_stream))
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -263,9 +306,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--few", action="store_true", help="build: products of few rows")
     args = parser.parse_args()
     if args.what == "build":
-        build(args.where, args.seed)
+        build(args.where, few_rows() if args.few else drawn_sizes(args.seed))
     elif args.what == "run":
         run(args.where, args.out)
     elif args.what == "merge":

@@ -11,18 +11,16 @@ takes.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from blocks import compare, options
 from torch import Tensor, nn
 from torch.nn import functional
 
 TAPS = 4
 CHUNK = 64
-SAMPLES, STEPS = 9, 5
 
 
 def scan_of_torch(
@@ -123,55 +121,16 @@ class Mamba2(nn.Module):
         return self.ops.project(gated, self.out.to(x.dtype))
 
 
-def step(block: Mamba2, x: Tensor, grad: Tensor) -> list[Tensor]:
-    """The output of a block and the gradients of x and of its weights."""
-    x = x.detach().requires_grad_()
-    y = block(x)
-    return [y.detach(), *torch.autograd.grad(y, [x, *block.parameters()], grad)]
-
-
-def distance(found: Iterable[Tensor], right: Iterable[Tensor]) -> float:
-    """The largest relative error in norm."""
-    pairs = zip(found, right, strict=True)
-    return max(float((one.double() - other).norm() / other.norm()) for one, other in pairs)
-
-
-def milliseconds(block: Mamba2, x: Tensor, grad: Tensor) -> float:
-    """Of a step."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(STEPS):
-        step(block, x, grad)
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) / STEPS
-
-
 def main() -> None:
     """Check both blocks and time them in turn."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in {"batch": 4, "rows": 4096, "width": 1024, "state": 64}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args()
+    given = options(__doc__, batch=4, rows=4096, width=1024, state=64)
     torch.manual_seed(0)
-    made = {"warploom": OfWarploom(), "torch": OfTorch()}
-    blocks = {name: Mamba2(options.width, options.state, ops).cuda() for name, ops in made.items()}
-    right = Mamba2(options.width, options.state, OfTorch()).cuda().double()
-    for block in (*blocks.values(), right):
-        block.load_state_dict(blocks["torch"].state_dict())
-    x, grad = torch.randn(2, options.batch, options.rows, options.width, device="cuda")
-    short = slice(0, 1), slice(0, min(options.rows, 500))
-    want = step(right, x[short].bfloat16().double(), grad[short].bfloat16().double())
-    x, grad = x.bfloat16(), grad.bfloat16()
-    for name, block in blocks.items():
-        print(f"{name}: error {distance(step(block, x[short], grad[short]), want):.4f}")
-        step(block, x, grad)
-    times: dict[str, list[float]] = {name: [] for name in blocks}
-    for _ in range(SAMPLES):
-        for name, block in blocks.items():
-            times[name].append(milliseconds(block, x, grad))
-    ours, theirs = (statistics.median(times[name]) for name in ("warploom", "torch"))
-    print(f"a step: warploom {ours:.3f} ms, torch {theirs:.3f} ms, {theirs / ours:.2f} times")
+
+    def made(name: str) -> Mamba2:
+        ops = OfWarploom() if name == "warploom" else OfTorch()
+        return Mamba2(given.width, given.state, ops)
+
+    compare(made, given.batch, given.rows, given.width)
 
 
 if __name__ == "__main__":

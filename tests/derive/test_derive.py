@@ -8,7 +8,9 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -35,6 +37,13 @@ from warploom.kernels.formula import padded
 
 MEMORY = 116224
 
+
+@cache
+def derived(name: str, **given: Any) -> Derivation:
+    """A formula's derivation, which several tests look at."""
+    return derive(formula(name), **given)
+
+
 # formula: kernels expected, streamed axes of the main kernel, a word of its lemma
 FOUND = (
     ("attention", 1, {"x"}, "softmax-contraction"),
@@ -57,7 +66,7 @@ FOUND = (
 def test_derivations_found_from_the_formula_alone(
     name: str, kernels: int, streams: set[str], lemma: str
 ) -> None:
-    found = derive(formula(name), memory=MEMORY)
+    found = derived(name, memory=MEMORY)
     assert len(found.kernels) == kernels
     main = max(found.kernels, key=lambda k: len(k.body.nodes))
     assert set(main.stream_index) == streams
@@ -102,7 +111,7 @@ def test_tile_programs_mean_the_same(name: str, nest: str) -> None:
 
 @pytest.mark.parametrize("name", ["attention", "gqa", "causal", "mla", "linear_attention", "mqa"])
 def test_derived_kernels_lower_with_slices_of_one(name: str) -> None:
-    found = derive(formula(name), memory=MEMORY).shrunk(limit=14)
+    found = derived(name, memory=MEMORY).shrunk(limit=14)
     assert check(found.diagram, found.kernels, "fp16") < 3e-3
 
 
@@ -170,7 +179,7 @@ def test_a_broken_tile_program_is_noticed() -> None:
 
 def test_gpu_derivations_lower_too() -> None:
     for name in ("attention", "rmsnorm_matmul", "mlp", "cross_entropy"):
-        found = derive(formula(name), gpu_name="h200")
+        found = derived(name, gpu_name="h200")
         shrunk = found.shrunk(limit=20)
         kernels = tuple(unsplit(k) for k in shrunk.kernels)
         assert check(shrunk.diagram, kernels, "fp16") < 3e-3
@@ -179,7 +188,7 @@ def test_gpu_derivations_lower_too() -> None:
 
 @pytest.mark.parametrize("name", ["cross_entropy", "gqa_decode", "window", "mqa"])
 def test_derivations_to_be_compiled_mean_the_same_with_rows_padded_to_a_fragment(name: str) -> None:
-    found = derive(formula(name), gpu_name="h200", dtype="bf16", streams=1)
+    found = derived(name, gpu_name="h200", dtype="bf16", streams=1)
     assert all(len(kernel.stream_index) <= 1 for kernel in found.kernels)
     small = found.shrunk(limit=20)
     assert check(small.diagram, small.kernels, "fp16", traced=padded) < 3e-3
@@ -193,7 +202,7 @@ def transfers(found: Derivation) -> list[tuple[str, int]]:
 def test_cross_entropy_on_a_gpu_never_stores_the_logits() -> None:
     """The split of the vocabulary is streamed or taken whole; both save two numbers a row."""
     for streams in (1, 2):
-        found = derive(formula("cross_entropy"), gpu_name="h200", streams=streams)
+        found = derived("cross_entropy", gpu_name="h200", streams=streams)
         rows = transfers(found)
         assert not [name for name, _ in rows if name.split()[0] == "L"]
         saved = [moved for name, moved in rows if "(" in name]
@@ -211,7 +220,7 @@ def test_the_exchange_lemma_keeps_the_meaning_and_applies() -> None:
 
 
 def test_split_axis_for_decoding_is_found_on_a_gpu() -> None:
-    found = derive(formula("gqa_decode"), gpu_name="h200")
+    found = derived("gqa_decode", gpu_name="h200")
     (only,) = found.kernels
     assert only.splits == ("x",)
     assert found.percent_of_bound > 99
@@ -240,8 +249,8 @@ def _processor_seconds(code: str) -> float:
 
 def test_energy_objective_moves_no_more_than_the_time_objective() -> None:
     for name in ("attention", "matmul"):
-        fast = derive(formula(name), gpu_name="h100")
-        frugal = derive(formula(name), gpu_name="h100", objective="energy")
+        fast = derived(name, gpu_name="h100")
+        frugal = derived(name, gpu_name="h100", objective="energy")
         assert frugal.traffic <= fast.traffic
         assert sum(e.joules for e in frugal.estimates) <= sum(e.joules for e in fast.estimates)
         assert frugal.seconds >= fast.seconds * (1 - 1e-9)
@@ -264,8 +273,8 @@ def test_universal_comparison() -> None:
 
 def test_derivation_json_round_trip() -> None:
     for found in (
-        derive(formula("attention"), memory=MEMORY),
-        derive(formula("gqa_decode"), gpu_name="h200"),
+        derived("attention", memory=MEMORY),
+        derived("gqa_decode", gpu_name="h200"),
     ):
         data = json.loads(json.dumps(found.to_json()))
         again = Derivation.from_json(data)
@@ -276,7 +285,7 @@ def test_derivation_json_round_trip() -> None:
 
 
 def test_report_law_rows_and_intensity() -> None:
-    found = derive(formula("attention"), memory=MEMORY)
+    found = derived("attention", memory=MEMORY)
     text = str(found)
     for part in (
         "for x0 in 0..x",
@@ -324,7 +333,7 @@ def svg_of(found: Derivation) -> ElementTree.Element:
     "name", ["attention", "gqa", "layernorm_matmul", "cross_entropy", "convolution", "swiglu"]
 )
 def test_drawings_are_whole_and_inside_their_frame(name: str) -> None:
-    found = derive(formula(name), memory=MEMORY)
+    found = derived(name, memory=MEMORY)
     root = svg_of(found)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     tag = "{http://www.w3.org/2000/svg}"
@@ -419,7 +428,7 @@ def test_user_files_that_break_are_one_line(tmp_path: Path) -> None:
 
 
 def test_drawn_steps_are_the_rewrites_in_order() -> None:
-    text = draw_steps(derive(formula("attention"), memory=MEMORY))
+    text = draw_steps(derived("attention", memory=MEMORY))
     titles = ["every box its own", "lemma: log-sum-exp", "lemma: softmax-contraction", "fused:"]
     titles += ["grouped: q by g_q", "streamed: x by s_x"]
     places = [text.index(title) for title in titles]
@@ -428,10 +437,10 @@ def test_drawn_steps_are_the_rewrites_in_order() -> None:
 
 
 def test_the_report_names_levels_pipes_and_warps() -> None:
-    text = str(derive(formula("mha"), gpu_name="h100"))
+    text = str(derived("mha", gpu_name="h100"))
     for part in ("dram ", "l2 ", "shared ", "in pairs along q", "tensor 16.00", "12 warps"):
         assert part in text
-    ampere = str(derive(formula("mha"), gpu_name="a100"))
+    ampere = str(derived("mha", gpu_name="a100"))
     assert "in pairs" not in ampere and "tensor 32.00" in ampere
 
 
@@ -560,9 +569,9 @@ def test_bad_nests_are_refused_with_the_nearest_fix() -> None:
 
 def test_tiles_on_an_h200_are_those_people_and_libraries_chose() -> None:
     """cuBLAS takes 128 x 256 x 64 on this GPU, FlashAttention-3 128 rows of 128 to 176 keys."""
-    (product,) = derive(formula("matmul"), gpu_name="h200", dtype="bf16").kernels
+    (product,) = derived("matmul", gpu_name="h200", dtype="bf16").kernels
     assert dict(product.tiles) == {"g_a": 128, "g_c": 256, "s_b": 64}
-    (heads,) = derive(formula("mha"), gpu_name="h200", dtype="bf16").kernels
+    (heads,) = derived("mha", gpu_name="h200", dtype="bf16").kernels
     tiles = dict(heads.tiles)
     assert tiles["g_h"] == 1 and tiles["g_q"] == 128 and 64 <= tiles["s_x"] <= 176
 
@@ -577,7 +586,7 @@ def test_tiles_on_an_h200_are_those_people_and_libraries_chose() -> None:
 )
 def test_derivations_compile_program_by_program(name: str, schedules: list[str]) -> None:
     """A split has a second program, its merge; without a matrix product threads share the tile."""
-    made = build_derivation(derive(formula(name), gpu_name="h200", dtype="bf16", streams=1))
+    made = build_derivation(derived(name, gpu_name="h200", dtype="bf16", streams=1))
     assert [each.schedule.name for each in made] == schedules
     assert all(each.built.cubin[:4] == b"\x7fELF" for each in made)
 

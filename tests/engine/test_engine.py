@@ -24,6 +24,7 @@ from warploom.autosched.named import groups
 from warploom.autosched.plans import choices, plans, registers, variations
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_for
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import program_key
 from warploom.engine.points import Space, described, orders
 from warploom.engine.search import (
@@ -42,7 +43,6 @@ from warploom.errors import CheckFailed, InputError
 from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
-from warploom.kernels.selected import Selected
 from warploom.machine import load
 from warploom.perf.launch_time import WAVES, Launch, LaunchTime, _makespan, why_slower
 from warploom.perf.replay import Ends, Prediction, Replay

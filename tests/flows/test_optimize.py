@@ -11,6 +11,7 @@ from tests.runtime.fake_device import FakeDevice
 from typer.testing import CliRunner
 
 from warploom.autosched.schedules import NAMES
+from warploom.autosched.selected import Selected
 from warploom.cli import app
 from warploom.codegen.compile.build import Built, build
 from warploom.engine.store import PointStore, Row
@@ -25,7 +26,6 @@ from warploom.flows.static_verdict import static_verdict
 from warploom.flows.targets import read_target
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import select
-from warploom.kernels.selected import Selected
 from warploom.perf.replay import Prediction
 from warploom.report.optimize_html import Line, Page, page_html
 from warploom.sass.decode.cubin import Cubin, parse

@@ -50,3 +50,13 @@ def test_compiled_and_in_a_graph():
         y = ops.long_convolution(x, bands)
     graph.replay()
     assert error(y, exact(x, kernel, True)) < BOUND
+
+
+@pytest.mark.parametrize("taps, causal", [(700, True), (2048, True), (1024, False)])
+def test_gradients_are_those_of_a_transform_in_float64(taps, causal):
+    x, kernel = (one.requires_grad_() for one in case(5, 7, taps))
+    dy = torch.randn_like(x)
+    got = torch.autograd.grad(ops.long_convolution(x, kernel, causal), (x, kernel), dy)
+    wide = [one.detach().double().requires_grad_() for one in (x, kernel)]
+    want = torch.autograd.grad(exact(*wide, causal), wide, dy.double())
+    assert all(error(one, other) < BOUND for one, other in zip(got, want, strict=True))

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 gemm = pytest.importorskip("warploom.integrations.torch_gemm")
+narrow = pytest.importorskip("warploom.integrations.torch_weight_only")
+experts = pytest.importorskip("warploom.integrations.torch_experts")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -103,7 +105,38 @@ def test_weights_of_8_bits(m):
     for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
         a = torch.randn(m, K, device="cuda").bfloat16()
         b, scale = torch.randn(N, K, device="cuda").to(kind).t(), torch.rand(N, device="cuda")
-        assert close(gemm.weight_only_mm(a, b, scale), a.double() @ b.double() * scale)
+        assert close(narrow.weight_only_mm(a, b, scale), a.double() @ b.double() * scale)
+
+
+@pytest.mark.parametrize("m", [1, 16, 100, 200])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_weights_of_integers(m, bits, grouped):
+    a = torch.randn(m, 512, device="cuda").bfloat16()
+    most = 1 << (bits - 1)
+    b = torch.randint(-most, most, (N, 512), device="cuda", dtype=torch.int8)
+    scale = torch.rand((4, N) if grouped else (N,), device="cuda") + 0.5
+    wide = scale.double().repeat_interleave(128, 0) if grouped else scale.double()
+    stored = narrow.pack_int4(b) if bits == 4 else b
+    got = narrow.weight_only_mm(a, stored.t(), scale)
+    assert close(got, a.double() @ (b.double().t() * wide))
+
+
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_the_layer_of_experts(count):
+    x = torch.randn(count, 256, device="cuda").bfloat16()
+    up = (torch.randn(8, 384, 256, device="cuda") / 16).bfloat16().transpose(1, 2)
+    down = (torch.randn(8, 256, 192, device="cuda") / 16).bfloat16().transpose(1, 2)
+    weights, chosen = torch.rand(count, 8, device="cuda").topk(2)
+    graph = torch.cuda.CUDAGraph()
+    experts.experts_mlp(x, up, down, chosen, weights)
+    with torch.cuda.graph(graph):
+        got = experts.experts_mlp(x, up, down, chosen, weights)
+    graph.replay()
+    gate, other = torch.einsum("tk,tjkn->tjn", x.double(), up.double()[chosen]).chunk(2, -1)
+    inner = torch.nn.functional.silu(gate) * other
+    want = torch.einsum("tjk,tjkn,tj->tn", inner, down.double()[chosen], weights.double())
+    assert close(got, want, 1e-2)
 
 
 def test_a_graph_follows_the_rows_of_experts():

@@ -210,3 +210,26 @@ def test_gated_delta_rule_with_keys_of_128():
     out, state = ops.gated_delta_rule(q, k, v, g, beta, scale=0.5, output_final_state=True)
     want = loop_over_rows("token", 0.5, q=q, k=k, v=v, g=g, beta=beta)
     assert close(out, want["o"]) and close(state, want["final"])
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_based_is_its_quadratic_form(norm):
+    q, k, v = normal(2, 300, 2, 16), normal(2, 300, 2, 16), normal(2, 300, 4, 64)
+    got = ops.based(q, k, v, use_norm=norm)
+    wide = [x.double().repeat_interleave(4 // x.shape[2], 2) for x in (q, k, v)]
+    s = torch.einsum("bmhd,bnhd->bhmn", *wide[:2]) / 4
+    weights = torch.tril(1 + s + s * s / 2)
+    want = torch.einsum("bhmn,bnhe->bmhe", weights, wide[2])
+    if norm:
+        want = want / weights.sum(-1).transpose(1, 2)[..., None]
+    assert float((got.double() - want).norm() / want.norm()) < BOUND
+
+
+@pytest.mark.parametrize("rows", [1, 64, 1000])
+def test_kimi_delta_attention_is_its_loop(rows):
+    q, v, beta = normal(2, rows, 2, 64), normal(2, rows, 4, 128), torch.rand(2, rows, 4).cuda()
+    k = torch.nn.functional.normalize(normal(2, rows, 2, 64).float(), dim=-1).bfloat16()
+    g, start = decays(2, rows, 4, 64).bfloat16(), torch.randn(2, 4, 64, 128, device="cuda")
+    out, state = ops.kimi_delta_attention(q, k, v, g, beta, 0.5, start, True)
+    want = loop_over_rows("channel", 0.5, q=q, k=k, v=v, g=g, beta=beta, initial=start)
+    assert close(out, want["o"]) and close(state, want["final"])

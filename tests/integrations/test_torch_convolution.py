@@ -34,6 +34,24 @@ def test_the_spectrum_is_that_of_the_matrices():
         assert np.linalg.norm(found.float().numpy() - part) < 4e-3 * np.linalg.norm(part)
 
 
+def test_the_gradient_of_a_spectrum_is_that_of_autograd():
+    x, dy = (torch.randn(3, 2, 100, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
+    parts = [torch.randn(2, 256).requires_grad_() for _ in range(2)]
+    wide = torch.fft.fft(x, n=256) * torch.complex(*parts)
+    want = torch.autograd.grad(torch.fft.ifft(wide).real[..., :100], parts, dy)
+    found = ops.spectrum_gradient(x, dy, 256)
+    for one, other in zip((found.real, found.imag), want, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-5
+
+
+def test_gradients_are_like_their_tensors():
+    x, kernel = make(2, 6, 1000).requires_grad_(), make(6, 700, dtype=torch.float32)
+    kernel.requires_grad_()
+    ops.long_convolution(x, kernel).sum().backward()
+    assert x.grad.shape == x.shape and x.grad.dtype is torch.bfloat16
+    assert kernel.grad.shape == kernel.shape and kernel.grad.dtype is torch.float32
+
+
 @pytest.mark.parametrize(
     "x, kernel, causal, said",
     [

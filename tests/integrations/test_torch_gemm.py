@@ -15,8 +15,8 @@ from warploom.integrations.torch_gemm import (  # noqa: E402
     masked_grouped_mm,
     scaled_grouped_mm,
     scaled_mm,
-    weight_only_mm,
 )
+from warploom.integrations.torch_weight_only import pack_int4, weight_only_mm  # noqa: E402
 from warploom.kernels.gemm.grouped import GroupedConfig, grouped, work_list  # noqa: E402
 
 F8 = torch.float8_e4m3fn
@@ -47,15 +47,25 @@ def test_shapes_and_types_of_results():
         assert found.shape == (70, 136) and found.dtype is torch.bfloat16
 
 
-def test_shapes_of_products_with_8_bit_weights():
-    found = weight_only_mm(meta(7, 64), weights(40, 64, dtype=F8), meta(40, dtype=torch.float32))
-    assert found.shape == (7, 40) and found.dtype is torch.bfloat16
+def test_shapes_of_products_with_narrow_weights():
+    a, scale = meta(7, 512), meta(40, dtype=torch.float32)
+    packed = pack_int4(torch.zeros(40, 512, dtype=torch.int8)).to("meta").t()
+    for mat_b in (weights(40, 512, dtype=F8), weights(40, 512, dtype=torch.int8), packed):
+        for of_b in (scale, meta(4, 40, dtype=torch.float32)):
+            found = weight_only_mm(a, mat_b, of_b)
+            assert found.shape == (7, 40) and found.dtype is torch.bfloat16
 
 
 REFUSED = {
     "one a column": lambda: weight_only_mm(meta(7, 64), weights(40, 64, dtype=F8), meta(40)),
-    "expected 16 and 8 bits": lambda: weight_only_mm(
+    "expected one of e4m3, e5m2, int8": lambda: weight_only_mm(
         meta(7, 64), weights(40, 64), meta(40, dtype=torch.float32)
+    ),
+    "or packed int8": lambda: weight_only_mm(
+        meta(7, 128), weights(40, 64, dtype=torch.int8), meta(40, dtype=torch.float32)
+    ),
+    "a multiple of 4 columns": lambda: weight_only_mm(
+        meta(7, 256), weights(41, 256, dtype=F8), meta(2, 41, dtype=torch.float32)
     ),
     "expected mat_a .m, k. and mat_b .experts, k, n.": lambda: grouped_mm(
         meta(70, 64), weights(40, 64), OFFS

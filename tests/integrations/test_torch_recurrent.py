@@ -31,6 +31,7 @@ def test_gla_and_delta_rules_have_the_layouts_of_flash_linear_attention():
     q, v, beta = make(2, 100, 4, 64), make(2, 100, 8, 128), make(2, 100, 8)
     for out, state in (
         ops.gla(q, q, v, make(2, 100, 8, 64), output_final_state=True),
+        ops.kimi_delta_attention(q, q, v, make(2, 100, 8, 64), beta, output_final_state=True),
         ops.gated_delta_rule(q, q, v, wide(2, 100, 8), beta, output_final_state=True),
         ops.delta_rule(q, q, v, beta, output_final_state=True),
     ):
@@ -43,6 +44,18 @@ def test_gla_and_delta_rules_have_the_layouts_of_flash_linear_attention():
         ops.gla(long, long, v, make(2, 100, 8, 128))
     with pytest.raises(InputError, match="key_dim=136: expected a multiple of 8, at most 128"):
         ops.delta_rule(longer, longer, v, beta)
+
+
+def test_based_takes_few_channels_and_has_no_gradients():
+    q, v = make(2, 100, 4, 16), make(2, 100, 8, 64)
+    assert ops.based(q, q, v).shape == ops.based(q, q, v, use_norm=False).shape == v.shape
+    with pytest.raises(InputError, match="key_dim=32: expected a multiple of 8, at most 16"):
+        ops.based(make(2, 100, 4, 32), make(2, 100, 4, 32), v)
+    with pytest.raises(NotImplementedError, match="no backward kernel for features of second"):
+        ops.based(q.requires_grad_(), q, v, use_norm=False).sum().backward()
+    q, beta = make(2, 100, 8, 64).requires_grad_(), make(2, 100, 8)
+    with pytest.raises(NotImplementedError, match="decays of channels or keys above 64"):
+        ops.kimi_delta_attention(q, q, v, q.detach(), beta)[0].sum().backward()
 
 
 def test_results_have_the_layouts_of_mamba_ssm():
@@ -134,5 +147,5 @@ def test_gradients_of_delta_rules_are_like_their_tensors():
         check = trained(q, k, v, beta)
         check(ops.delta_rule(q, k, v, beta)[0])
     q, beta = make(1, 100, 4, 128).requires_grad_(), make(1, 100, 4)
-    with pytest.raises(NotImplementedError, match="no backward kernel for delta rules with keys"):
+    with pytest.raises(NotImplementedError, match="or keys above 64"):
         ops.delta_rule(q, q, q, beta)[0].sum().backward()

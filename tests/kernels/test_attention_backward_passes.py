@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.kernels.backward_case import backward_case
+from tests.lowering import lowered
 
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.passes.lower import lower
 from warploom.kernels.attention.backward import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
@@ -30,10 +30,10 @@ def made(name, part):
     config, rows, keys, heads = CASES.get(name, SPLIT)
     values, want = backward_case(config, rows, keys, heads=heads)
     values["dq"] = np.full(want["dq"].shape, np.nan)
-    program, schedule, _ = kernel(config, part)
+    program, policy, _ = kernel(config, part)
     arrays = {one: values[one] for one in ARRAYS[part].split()}
     found = GRADIENT[part]
-    return program, emit(lower(program, schedule)), arrays, found, want[found]
+    return program, emit(lowered(program, policy)), arrays, found, want[found]
 
 
 @pytest.fixture(scope="module")

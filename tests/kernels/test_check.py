@@ -163,7 +163,7 @@ RIGHT = {
 def test_right_kernels_pass(name: str, settings: dict[str, object]) -> None:
     given = {key: str(value) for key, value in settings.items()}
     config, sizes = configure(name, given)
-    for one in (config, select(name, given).config):
+    for one in {config, select(name, given).config}:
         found = checked(name, one, sizes, seed=1)
         assert found.passed, found
 

@@ -30,6 +30,7 @@ RAGGED = (70, 0, 1, 130)
 CASES = {
     "blocks": (GroupedConfig(**BLOCKS, brought=True), (140,), 200, 300),
     "blocks, wide": (GroupedConfig(**BLOCKS, tile=(64, 256)), (100,), 200, 300),
+    "blocks, three parts": (GroupedConfig(**BLOCKS, tile=(128, 192)), (140,), 264, 300),
     "blocks, two in flight": (GroupedConfig(**BLOCKS, products_in_flight=2), (140,), 136, 300),
     "promoted rows": (
         GroupedConfig(dtype=t.E4M3, scales="rows", promote=True), (140,), 136, 300,
@@ -38,6 +39,9 @@ CASES = {
     "rows of experts": (GroupedConfig(groups="rows"), RAGGED, 136, 72),
     "rows of experts, kn": (GroupedConfig(groups="rows", b="kn"), RAGGED, 72, 136),
     "rows of experts, blocks": (GroupedConfig(groups="rows", **BLOCKS), RAGGED, 136, 300),
+    "rows of experts, two in flight": (
+        GroupedConfig(groups="rows", products_in_flight=2, **BLOCKS), RAGGED, 136, 600,
+    ),
     "rows of experts, rows": (
         GroupedConfig(groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 128)), RAGGED, 136, 144,
     ),

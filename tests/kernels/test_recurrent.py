@@ -32,6 +32,7 @@ CASES = {
     "delta": RecurrentConfig("none", delta=True, gates=t.BF16, value_dim=128, final=True),
     "gated-delta": RecurrentConfig("token", delta=True, initial=True, final=True),
     "delta-128": RecurrentConfig("token", delta=True, key_dim=128, value_dim=128, final=True),
+    "based": RecurrentConfig("none", taylor=True, key_dim=16, value_dim=72),
     "mamba-128": RecurrentConfig(
         "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
     ),

@@ -16,7 +16,12 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.reference import reference
 from warploom.kernels.recurrent.step import recurrent_step
 
-STEPS = {name: replace(config, initial=True, final=True) for name, config in CASES.items()}
+STEPS = {
+    name: replace(config, initial=True, final=True)
+    for name, config in CASES.items()
+    if not config.taylor
+}
+STEPS["kda"] = replace(STEPS["gla"], delta=True)
 EMULATED = ("retention", "mamba", "gla", "gated-delta")
 
 

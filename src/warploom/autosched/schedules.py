@@ -9,6 +9,8 @@ multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
 inflight      the same with one matmul in flight across iterations
 ...-early     these two, and a slot is given back before the first op that needs what was made of it
+lcsf-behind   as lcsf-early, and what is done with the last matmul's result follows the first matmul
+              of the next iteration
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
 ...-early     these two with what the loop does to its last result (rescaling) beside the first
@@ -44,6 +46,7 @@ NAMES = (
     "inflight",
     "lcsf-early",
     "inflight-early",
+    "lcsf-behind",
     "overlapped",
     "pingpong",
     "overlapped-early",
@@ -182,12 +185,13 @@ def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
     depth = policy.depth or SLOTS.get(order, MOST_DEPTH)
     if depth > LEAST_FITTED:
         depth = min(depth, _fitting(placement, plan, arch))
-    early = order.endswith("-early")
+    behind = order.endswith("-behind")
+    early = behind or order.endswith("-early")
     pingpong = order.startswith("pingpong") and count > 1
     if order.startswith(("overlapped", "pingpong")):
         loops = overlapped(placement, own, depth, pingpong, early)
     else:
-        loops = multistage(placement, own, depth, order.startswith("inflight"), early)
+        loops = multistage(placement, own, depth, order.startswith("inflight"), early, behind)
     if policy.slots:
         by_index = {loop.index: loop for loop in program.loops()}
         loops = {

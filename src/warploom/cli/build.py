@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from warploom.autosched.schedules import NAMES
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import (
     ALLOWED,
     BUILD_ARCHITECTURES,
@@ -25,7 +26,6 @@ from warploom.errors import InputError
 from warploom.files import check_folder
 from warploom.flows.built import from_file, write_build_note
 from warploom.kernels.select import select
-from warploom.kernels.selected import Selected
 
 AFTER = (START, *PASSES)  # what --print-after knows
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from warploom.emulate.instructions import Operand, c_type, translated
+from warploom.emulate.instructions import translated
+from warploom.emulate.operands import Operand, c_type
 from warploom.errors import InputError
 
 STATEMENT = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")

@@ -25,7 +25,7 @@ from warploom.tile import Program
 from warploom.tile.dtypes import MEMORY, DType, dtype
 from warploom.tile.interpret import bind, sizes
 
-CODES: dict[str, Any] = {"int32": np.int32, "bool": np.uint8, "fp32": np.float32}
+CODES: dict[str, Any] = {"int32": np.int32, "int8": np.int8, "bool": np.uint8, "fp32": np.float32}
 GUARD = 64  # bytes around an array
 POISON = 0xFF
 SIDE_BY_SIDE = 4  # blocks, where a cluster has no more

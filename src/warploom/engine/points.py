@@ -14,11 +14,11 @@ from typing import Any
 from warploom.autosched.plans import CODE, choices, planned, plans, sliced, values
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import NAMES, fitting_name
+from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
-from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.variant import Template, Variant
 from warploom.kernels.user import load_kernel, portable
 from warploom.objects import hold, is_held

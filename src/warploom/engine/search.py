@@ -46,13 +46,13 @@ from warploom.autosched.plans import (
     variations,
 )
 from warploom.autosched.points import Point
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space, orders
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, ToolMissing, WarploomError
-from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay

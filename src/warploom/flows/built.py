@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from warploom import machine
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built, program_key
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
@@ -25,7 +26,6 @@ from warploom.files import read_object, write_text_atomically
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import select
-from warploom.kernels.selected import Selected
 from warploom.objects import names_object
 from warploom.runtime.launch import LaunchSpec
 from warploom.runtime.worker import in_own_process

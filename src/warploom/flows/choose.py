@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import NAMES, Policy, schedule_for
+from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -21,7 +22,6 @@ from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
 from warploom.kernels.select import DEFAULT, check_sizes, full_sizes, select
-from warploom.kernels.selected import Selected
 from warploom.perf.gates import Rates
 from warploom.perf.launch_time import Launch, why_slower
 from warploom.perf.replay import Prediction, replay

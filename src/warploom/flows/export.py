@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import ALLOWED, Built, build
 from warploom.errors import CheckFailed, InputError
 from warploom.files import check_folder
@@ -21,7 +22,6 @@ from warploom.integrations.exports.manifest import (
     read_manifest,
 )
 from warploom.kernels.select import select
-from warploom.kernels.selected import Selected
 
 GPU = "h200"
 Say = Callable[[str], None]

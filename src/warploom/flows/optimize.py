@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from warploom.autosched.selected import Selected
 from warploom.derive.program import derive_program
 from warploom.errors import CheckFailed, InputError
 from warploom.files import check_folder, write_text_atomically
@@ -25,7 +26,6 @@ from warploom.flows.optimized import Optimized, OptimizeSettings, Say
 from warploom.flows.traced import Traced, traced
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.select import check_sizes, full_sizes
-from warploom.kernels.selected import Selected
 from warploom.kernels.user import load_kernel
 from warploom.machine import load as load_machine
 from warploom.objects import is_held, names_object

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built, compile_source
 from warploom.codegen.compile.probe import LOG, WORDS, Reading, probe, readings
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import check_sizes, full_sizes
-from warploom.kernels.selected import Selected
 from warploom.perf.replay import Prediction
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice

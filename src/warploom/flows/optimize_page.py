@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.flows.optimize_facts import Facts, rival_json
 from warploom.flows.optimized import WRITTEN, Optimized, Trial, order_of
-from warploom.kernels.selected import Selected
 from warploom.perf.extract import extract
 from warploom.perf.timeline import (
     Timeline,

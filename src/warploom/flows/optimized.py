@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.autosched.schedules import NAMES
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import GPU_ARCHITECTURES, Built
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.engine.search import EFFORTS
@@ -17,7 +18,6 @@ from warploom.flows.optimize_measure import Measured
 from warploom.flows.static_verdict import StaticVerdict
 from warploom.flows.traced import Traced
 from warploom.kernels.check import CheckResult
-from warploom.kernels.selected import Selected
 from warploom.objects import names_object
 from warploom.perf.replay import Prediction, cycles_of
 from warploom.runtime.kernel import Kernel

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from warploom.autosched.selected import HOPPER
 from warploom.autosched.solve import loop_problem
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.errors import InputError
 from warploom.kernels.select import written
-from warploom.kernels.selected import HOPPER
 from warploom.schedule import service
 from warploom.schedule.solve.solve import Problem
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built, compile_source
 from warploom.codegen.compile.stamps import LOG, Stamps, stamped_cycles, with_stamps
 from warploom.codegen.ir.plan import KernelSchedule
@@ -21,7 +22,6 @@ from warploom.files import write_text_atomically
 from warploom.flows.optimize_measure import memory_of
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import full_sizes
-from warploom.kernels.selected import Selected
 from warploom.perf.launch_time import Launch
 from warploom.perf.trace import (
     MEASURED,

@@ -4,7 +4,8 @@
     bands = kernel_spectrum(kernel, x.shape[-1])
     y = long_convolution(x, bands)              # where the kernel does not change
 
-Forward; importing this module needs torch.
+The gradient of x is the same kernel with the conjugate spectrum, that of the spectrum a sum over
+batches by torch.fft. Importing this module needs torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from warploom.integrations.torch_program import (
     check_devices,
     launch,
     operator,
-    refuse_backward,
     steps,
     torch_module,
 )
@@ -55,11 +55,14 @@ def kernel_spectrum(kernel: Any, taps: int, causal: bool = True) -> tuple[Any, A
             f"long_convolution kernel is {list(kernel.shape)}, expected [heads, up to {taps}]"
         )
     wide = torch.fft.fft(kernel.float(), n=config.length)
-    split = wide.reshape(len(kernel), COLUMNS, config.factor).transpose(1, 2)
-    re, im = (
-        part.reshape(-1, COLUMNS).bfloat16().contiguous() for part in (split.real, split.imag)
-    )
+    re, im = (part.bfloat16().contiguous() for part in _bands(wide, config))
     return re, im
+
+
+def _bands(wide: Any, config: ConvolutionConfig) -> tuple[Any, Any]:
+    """A spectrum: [heads, length] as the operator takes it."""
+    split = wide.reshape(len(wide), COLUMNS, config.factor).transpose(1, 2)
+    return split.real.reshape(-1, COLUMNS), split.imag.reshape(-1, COLUMNS)
 
 
 def long_convolution(x: Any, kernel: Any, causal: bool = True) -> Any:
@@ -125,9 +128,30 @@ def _fill(
         out.copy_(y.view(batch, heads + more, config.taps)[:, :heads, :taps])
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    del output
+    *tensors, ctx.causal = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
+    x, re, im = ctx.saved_tensors
+    dx = _operator(dy.contiguous(), re, -im, ctx.causal) if ctx.needs_input_grad[0] else None
+    if not any(ctx.needs_input_grad[1:3]):
+        return dx, None, None, None
+    config = convolution_config(x.shape[-1], ctx.causal)
+    bands = _bands(spectrum_gradient(x, dy, config.length), config)
+    return dx, *(one.to(re.dtype) for one in bands), None
+
+
+def spectrum_gradient(x: Any, dy: Any, length: int) -> Any:
+    """Of every frequency of a kernel's spectrum, [heads, length]: the real part is the gradient by
+    its real part, the imaginary part that by its imaginary part. x, dy: [batch, heads, elements]"""
+    seen, wanted = (torch.fft.rfft(one.float(), n=length) for one in (x, dy))
+    half = (seen.conj() * wanted).sum(0) / length
+    return torch.cat([half, half[:, 1:-1].flip(1).conj()], 1)
+
+
 _operator = operator(
-    "warploom::long_convolution",
-    SCHEMA,
-    *steps(_checked, _result, _fill),
-    refuse_backward("warploom::long_convolution", "use torch.fft for training"),
+    "warploom::long_convolution", SCHEMA, *steps(_checked, _result, _fill), _backward, _save
 )

@@ -4,7 +4,6 @@
     y = grouped_mm(x, w, offs=offs)                        as torch._grouped_mm
     y = scaled_grouped_mm(x, w, scale_a, scale_b, offs)    as torch._scaled_grouped_mm
     y = masked_grouped_mm(x, w, lengths)                   room for so many rows of every expert
-    y = weight_only_mm(x, w.t(), scale_b)                  16-bit rows, few of them, and fp8 weights
 
 Arguments are called as torch calls them. Kernels are compiled at the first use of a configuration;
 after that a call neither waits for the GPU nor reads from it, so that it can be captured into a
@@ -37,12 +36,6 @@ from warploom.kernels.gemm.grouped import (
 from warploom.kernels.gemm.grouped_plan import plan_grouped
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
-from warploom.kernels.gemm.weight_only import (
-    WeightOnlyConfig,
-    plan_weight_only,
-    weight_only,
-    weight_only_policy,
-)
 from warploom.tile import dtype
 
 torch: Any = torch_module()
@@ -337,60 +330,4 @@ _by_one = operator(
 )
 
 
-FEW = "warploom::weight_only_mm"
-
-
-def _weight_only_config(mat_a: Any, mat_b: Any, scale_b: Any) -> WeightOnlyConfig:
-    given = {"mat_a": mat_a, "mat_b": mat_b, "scale_b": scale_b}
-    check_devices("weight_only_mm", given)
-    listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
-    problem = ""
-    if mat_a.dim() != 2 or mat_b.dim() != 2 or mat_a.shape[1] != mat_b.shape[0]:
-        problem = "expected mat_a [m, k] and mat_b [k, n]"
-    elif mat_a.stride(1) != 1 or mat_b.stride(0) != 1:
-        problem = "expected mat_a with contiguous rows and mat_b with contiguous columns"
-    elif scale_b.dtype != torch.float32 or scale_b.numel() != mat_b.shape[1]:
-        problem = f"expected scale_b of float32 [{mat_b.shape[1]}], one a column"
-    if problem:
-        raise InputError(f"weight_only_mm of {listed}: {problem}")
-    kind = allowed_type(mat_a, "weight_only_mm mat_a", TYPES)
-    weights = allowed_type(mat_b, "weight_only_mm mat_b", TYPES)
-    return WeightOnlyConfig(kind, weights)
-
-
-def _fill_weight_only(
-    base: WeightOnlyConfig, out: Any, mat_a: Any, mat_b: Any, scale_b: Any
-) -> None:
-    if mat_a.shape[1] == 0:
-        out.zero_()
-        return
-    config = plan_weight_only(base, *out.shape)
-    scale = scale_b.reshape(-1).contiguous()
-    launch(
-        ("weight_only", config),
-        lambda: compiled(weight_only(config), weight_only_policy(config)),
-        {"x": mat_a, "w": mat_b.t(), "scale": scale, "y": out},
-    )
-
-
-def _weight_only_result(base: WeightOnlyConfig, mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
-    return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]))
-
-
-_few = operator(
-    FEW,
-    "(Tensor mat_a, Tensor mat_b, Tensor scale_b) -> Tensor",
-    *steps(_weight_only_config, _weight_only_result, _fill_weight_only),
-    refuse_backward(FEW, "detach its arguments"),
-)
-
-
-def weight_only_mm(mat_a: Any, mat_b: Any, scale_b: Any) -> Any:
-    """`mat_a: [m, k]` of bf16 or fp16 times fp8 weights `mat_b: [k, n]` (columns contiguous) with a
-    fp32 scale a column, `scale_b: [n]`; `[m, n]`, of a's type. For few rows, up to 128, at the rate
-    at which the weights are read. Raises `InputError` for what no kernel takes.
-    """
-    return _few(mat_a, mat_b, scale_b)
-
-
-__all__ = ["grouped_mm", "masked_grouped_mm", "scaled_grouped_mm", "scaled_mm", "weight_only_mm"]
+__all__ = ["grouped_mm", "masked_grouped_mm", "scaled_grouped_mm", "scaled_mm"]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -23,7 +24,6 @@ from warploom.errors import InputError, ToolMissing
 from warploom.integrations.exports.pack import installed
 from warploom.integrations.torch_direct import Signature, direct
 from warploom.kernels.select import select, written
-from warploom.kernels.selected import Selected
 from warploom.kernels.tuned.table import remember
 from warploom.kernels.tuned.variant import Variant
 from warploom.runtime.interface import Interface

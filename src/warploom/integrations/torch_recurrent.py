@@ -9,6 +9,7 @@ does. Tensors are used where they lie; only states of Mamba change their axes. A
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from warploom.autosched.schedules import compiled
@@ -21,6 +22,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_segments import best_count, run_segments
+from warploom.kernels.recurrent import kda
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
@@ -29,14 +31,16 @@ from warploom.tile import BF16, FP32
 torch: Any = torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
-    "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False) "
+    "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False, bool taylor=False) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 KEPT = "states", "inverse", "fresh"
 TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "beta", "initial")
 
 
-def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> RecurrentConfig:
+def config_of(
+    tensors: dict[str, Any], final: bool, keep: bool = False, taylor: bool = False
+) -> RecurrentConfig:
     """What the kernel of these tensors is; raises `InputError` for what it does not take."""
     check_devices("recurrent attention", tensors)
     q, k, v = (tensors[name] for name in "qkv")
@@ -71,7 +75,11 @@ def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> Recur
         wide = name not in "qkv" and not narrow
         if (wide and one.dtype != torch.float32) or one.dtype not in kinds:
             raise InputError(f"recurrent attention {name} is {one.dtype}, expected torch.float32")
-    gates = {kinds[one.dtype] for one in (gate, beta) if one is not None and one.dim() > 1}
+    by_channel = gate is not None and gate.dim() == 4
+    if by_channel and beta is not None and beta.dtype != torch.float32:
+        raise InputError(f"recurrent attention beta is {beta.dtype}, expected torch.float32")
+    given = [gate] if by_channel else [gate, beta]
+    gates = {kinds[one.dtype] for one in given if one is not None and one.dim() > 1}
     if len(gates) > 1:
         raise InputError(f"recurrent attention beta is {tensors['beta'].dtype}, expected g's type")
     ranks = {1: "head", 3: "token", 4: "channel"}
@@ -79,6 +87,7 @@ def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> Recur
     return RecurrentConfig(
         decay=decay,
         delta=beta is not None,
+        taylor=taylor,
         softplus="bias" in tensors,
         gates=next(iter(gates), FP32),
         key_dim=q.shape[3],
@@ -112,8 +121,8 @@ def _given(args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _run(*args: Any) -> tuple[Any, ...]:
-    tensors, (scale, final, keep) = _given(args), args[len(TENSORS) :]
-    config = config_of(tensors, final, keep)
+    tensors, (scale, final, keep, taylor) = _given(args), args[len(TENSORS) :]
+    config = config_of(tensors, final, keep, taylor)
     if not scale > 0:
         raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
     results = _results(tensors, config)
@@ -123,6 +132,9 @@ def _run(*args: Any) -> tuple[Any, ...]:
     if out.numel() == 0:
         return results
     allow = ALLOW if keep else ()
+    if config.in_two:
+        _run_in_two(config, tensors | {"o": out, "final": state}, scale)
+        return results
     if (count := best_count(config, v)) > 1:
         arrays = tensors | {"o": out} | ({"final": state} if final else {})
         run_segments(config, arrays, scale, count)
@@ -141,14 +153,25 @@ def _run(*args: Any) -> tuple[Any, ...]:
     return results
 
 
+def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -> None:
+    """What chunks need of themselves, then the chunks."""
+    v = arrays["v"]
+    shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
+    arrays |= {name: v.new_empty(shape) for name in kda.SQUARES}
+    for program, policy in kda.kernels(config):
+        given = {one.name: arrays[one.name] for one in program.arrays}
+        make = partial(compiled, program, policy, allow=kda.FEW)
+        launch((program.name, config), make, given, {"scale": scale})
+
+
 def _fake(*args: Any) -> tuple[Any, ...]:
-    tensors, (_, final, keep) = _given(args), args[len(TENSORS) :]
-    return _results(tensors, config_of(tensors, final, keep))
+    tensors, (_, final, keep, taylor) = _given(args), args[len(TENSORS) :]
+    return _results(tensors, config_of(tensors, final, keep, taylor))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """What the backward pass needs of a call."""
-    ctx.scale, ctx.final, ctx.keep = inputs[len(TENSORS) :]
+    ctx.scale, ctx.final, ctx.keep, _ = inputs[len(TENSORS) :]
     ctx.save_for_backward(*inputs[: len(TENSORS)], *output[2:])
 
 
@@ -156,14 +179,15 @@ def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     inputs, kept = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
     if not ctx.keep:
         raise NotImplementedError(
-            "warploom::recurrent has no backward kernel for delta rules with keys above 64, nor "
-            "without keep=True; call it under torch.no_grad()"
+            "warploom::recurrent has no backward kernel for features of second order, for delta "
+            "rules with decays of channels or keys above 64, nor without keep=True; call it under "
+            "torch.no_grad()"
         )
     tensors = _given(inputs)
     more = dict(zip(KEPT, kept, strict=True))
     more = more if "beta" in tensors else {"states": more["states"]}
     found = gradients(tensors | more, do, dfinal if ctx.final else None, ctx.scale)
-    return *[found.get(name) for name in TENSORS], None, None, None
+    return *[found.get(name) for name in TENSORS], None, None, None, None
 
 
 _operator = operator("warploom::recurrent", SCHEMA, _run, _fake, _backward, _save)
@@ -224,6 +248,24 @@ def gated_delta_rule(
     return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
 
 
+def kimi_delta_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """The delta rule under decays of every row and channel, fla's `chunk_kda`: g: [B, T, H, K].
+
+    g are logarithms, in bf16; keys have norms of about 1; K is at most 64. No gradients.
+    """
+    beta, scale = beta.float(), default_scale(q, scale)
+    return _called(q, k, v, g, beta, scale, initial_state, output_final_state)
+
+
 def delta_rule(
     q: Any,
     k: Any,
@@ -252,7 +294,9 @@ def _called(
 def _call(given: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
     """o and the final state; the states that gradients need are kept where there will be some."""
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    keep = trained and not (given[TENSORS.index("beta")] is not None and given[0].shape[-1] > CHUNK)
+    g, beta = (given[TENSORS.index(name)] for name in ("g", "beta"))
+    long = given[0].shape[-1] > CHUNK or (g is not None and g.dim() == 4)
+    keep = trained and not (beta is not None and long)
     return _operator(*given, scale, final, keep)[:2]
 
 
@@ -266,6 +310,23 @@ def linear_attention(
 ) -> tuple[Any, Any]:
     """Attention without decay or normaliser; arguments and results as `simple_gla`'s."""
     return simple_gla(q, k, v, None, None, scale, initial_state, output_final_state)
+
+
+def based(
+    q: Any, k: Any, v: Any, scale: float | None = None, use_norm: bool = True, eps: float = 1e-6
+) -> Any:
+    """Attention whose weights are 1 + s + s^2 / 2 with s = scale q k (Based); K is at most 16.
+
+    With `use_norm` rows are divided by the sum of their weights and `eps`: the kernel has that sum
+    as one more column of v, for which a V of 64 takes a second task. Gives o like v; no gradients.
+    """
+    if not use_norm:
+        return _operator(q, k, v, *[None] * 7, default_scale(q, scale), False, False, True)[0]
+    ones = torch.zeros_like(v[..., :8])
+    ones[..., 0] = 1.0
+    wide = based(q, k, torch.cat([v, ones], -1), scale, use_norm=False)
+    whole = wide[..., v.shape[-1], None].float() + eps
+    return (wide[..., : v.shape[-1]] / whole).to(v.dtype)
 
 
 def retention(
@@ -311,9 +372,11 @@ def mamba_chunk_scan_combined(
 
 
 __all__ = [
+    "based",
     "delta_rule",
     "gated_delta_rule",
     "gla",
+    "kimi_delta_attention",
     "linear_attention",
     "mamba_chunk_scan_combined",
     "retention",

@@ -1,7 +1,7 @@
 """The gradients of recurrent attention as a PyTorch operator, behind `torch_recurrent`.
 
-`gradients` is what autograd calls: one kernel, and sums over what it leaves in parts. Importing
-this module needs torch.
+`gradients` is what autograd calls: one or two kernels, and sums over what they leave in parts.
+Importing this module needs torch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from warploom.kernels.recurrent.backward import (
     sizes_of,
 )
 from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.slots import slot_schedule, slot_sums
 from warploom.tile import BF16, FP32
 
 torch: Any = torch_module()
@@ -88,7 +89,7 @@ def _run(*args: Any) -> tuple[Any, ...]:
     if v.numel() == 0:
         for one in made.values():
             one.zero_()
-        return _all(made, v)
+        return _all(made | {f"d{x}": torch.zeros_like(tensors[x]) for x in ("q", "k")}, v)
 
     every = tensors | made
     for part in parts_of(config):
@@ -99,12 +100,13 @@ def _run(*args: Any) -> tuple[Any, ...]:
 
         arrays = {name: every[name] for name in backward_arrays(config, part)}
         launch(("backward", part, config), make, arrays, {"scale": scale})
-    return _all(made, v)
+    return _all(made | shared_sums(tensors, made), v)
 
 
 def _fake(*args: Any) -> tuple[Any, ...]:
     tensors, made, _, _ = _given(args)
-    return _all(made, tensors["v"])
+    keys = {f"d{x}": made[f"d{x}"].new_empty(tensors[x].shape) for x in ("q", "k")}
+    return _all(made | keys, tensors["v"])
 
 
 _operator = operator("warploom::recurrent_backward", SCHEMA, _run, _fake)
@@ -124,10 +126,8 @@ def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> di
 
 
 def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    """The gradients by the names of inputs, from what the kernel left in parts."""
-    heads, found = tensors["v"].shape[2], {"v": made["dv"]}
-    for name in ("q", "k"):
-        found[name] = _over_slots(made[f"d{name}"], 2, tensors[name].shape[2])
+    """The gradients by the names of inputs; those of gates are still in parts."""
+    heads, found = tensors["v"].shape[2], {x: made[f"d{x}"] for x in "qkv"}
     for name in ("g", "dt", "a", "bias", "skip", "beta"):
         if name in tensors:
             one, like = made[f"d{name}"], tensors[name]
@@ -137,13 +137,26 @@ def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     return found | ({"initial": made["dinitial"]} if "initial" in tensors else {})
 
 
+def shared_sums(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """dq and dk like q and k, where several slots have parts of them."""
+    (batch, rows, groups, d), slots = tensors["q"].shape, made["dq"].shape[2]
+    if slots == groups:
+        return {}
+    parts = slots // groups
+    program = slot_sums(parts, d)
+
+    def make() -> Built:
+        return compiled(program, slot_schedule(program))
+
+    found = {name: made[name].new_empty((batch, rows, groups, d)) for name in ("dq", "dk")}
+    for name, sums in found.items():
+        arrays = {"parts": made[name].view(-1, parts, d), "sums": sums.view(-1, d)}
+        launch(("slot sums", parts, d), make, arrays)
+    return found
+
+
 def _over_slots(parts: Any, axis: int, count: int) -> Any:
     """The sum over neighbouring slots, of which `count` are left."""
     if parts.shape[axis] == count:
         return parts
-    several = parts.unflatten(axis, (count, parts.shape[axis] // count))
-    if several.shape[axis + 1] == 2:
-        # torch's sum over so few is a reduction, at a fraction of the rate of its addition.
-        first, second = several.unbind(axis + 1)
-        return first + second
-    return several.sum(axis + 1)
+    return parts.unflatten(axis, (count, parts.shape[axis] // count)).sum(axis + 1)

@@ -14,9 +14,9 @@ from math import prod
 from typing import Any
 
 from warploom.autosched.schedules import Policy, schedule_for
+from warploom.autosched.selected import Selected
 from warploom.errors import DoesNotFit, Spills, WarploomError
 from warploom.kernels.library import Entry
-from warploom.kernels.selected import Selected
 
 LEAST = 16  # elements of a side: one mma of the tensor core
 HALVINGS = 3  # of each side

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from warploom.autosched.schedules import NAMES, Policy, fitting_name, schedule_for
+from warploom.autosched.selected import HOPPER, Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
 from warploom.kernels.older import older_kernel
-from warploom.kernels.selected import HOPPER, Selected
 from warploom.tile import Program
 
 DEFAULT = "default"

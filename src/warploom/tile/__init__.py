@@ -1,6 +1,18 @@
 """Tile programs: a traced Python language, its typed IR, verifier and interpreter."""
 
-from warploom.tile.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT32, DType, dtype, round_to
+from warploom.tile.dtypes import (
+    BF16,
+    BOOL,
+    E4M3,
+    E5M2,
+    FP16,
+    FP32,
+    INT8,
+    INT32,
+    DType,
+    dtype,
+    round_to,
+)
 from warploom.tile.index import Index, cdiv, maximum_index, minimum_index
 from warploom.tile.interpret import interpret
 from warploom.tile.ir import Array, Loop, Op, Program, Read, Span, TileType, Var
@@ -16,10 +28,12 @@ from warploom.tile.language import (
     full,
     gather,
     gelu,
+    high_nibble,
     leaky_relu,
     load,
     log,
     log2,
+    low_nibble,
     lower_inverse,
     max_along,
     maximum,
@@ -55,6 +69,7 @@ __all__ = [
     "E5M2",
     "FP16",
     "FP32",
+    "INT8",
     "INT32",
     "Array",
     "Complex",
@@ -84,12 +99,14 @@ __all__ = [
     "gather",
     "gelu",
     "grid",
+    "high_nibble",
     "interpret",
     "leaky_relu",
     "load",
     "log",
     "log2",
     "loop",
+    "low_nibble",
     "lower_inverse",
     "max_along",
     "maximum",

@@ -79,17 +79,18 @@ E5M2 = DType("e5m2", 8, "float", "float8_e5m2", 2, saturate=True)
 # Not a type of programs: the interpreter's own, for results without rounding (`tile.widen`).
 FP64 = DType("fp64", 64, "float", "float64", 52)
 INT32 = DType("int32", 32, "int", "int32")
+INT8 = DType("int8", 8, "int", "int8")  # loaded and cast, not computed with (`tile.typing`)
 BOOL = DType("bool", 8, "bool", "bool")
 
 # Types of programs.
-DTYPES: Mapping[str, DType] = {t.name: t for t in (FP32, BF16, FP16, E4M3, E5M2, INT32, BOOL)}
+DTYPES: Mapping[str, DType] = {t.name: t for t in (FP32, BF16, FP16, E4M3, E5M2, INT32, INT8, BOOL)}
 # Names of the floating types of 16 and of 8 bits, which tensor cores multiply.
 HALVES, FP8 = (
     tuple(t.name for t in DTYPES.values() if t.is_float and t.bits == bits) for bits in (16, 8)
 )
 # Types of a launch's buffers and scalars, where 32-bit integers also go by the name "i32".
 MEMORY: Mapping[str, DType] = {
-    **{t.name: t for t in (FP64, FP32, BF16, FP16, E4M3, E5M2, INT32)},
+    **{t.name: t for t in (FP64, FP32, BF16, FP16, E4M3, E5M2, INT32, INT8)},
     **{
         f"{kind[0]}{bits}": DType(f"{kind[0]}{bits}", bits, kind, f"{kind}{bits}")
         for kind in ("int", "uint")
@@ -120,13 +121,13 @@ def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
     """Convert `values` to `kind`, rounding to nearest even once; keeps the shape.
 
     NaN stays NaN, infinities stay infinite except in a saturating type, where they become the
-    largest finite value of their sign. Conversion to int32 truncates toward zero and saturates
-    (`cvt.rzi.s32.f32`), with NaN giving 0.
+    largest finite value of their sign. Conversion to an integer truncates toward zero and
+    saturates (`cvt.rzi.s32.f32`), with NaN giving 0.
     """
     if kind.kind == "bool":
         return values.astype(np.bool_)
     if kind.kind == "int":
-        return _to_int32(values)
+        return _to_int(values, kind.bits)
     if kind is FP64:
         return values.astype(np.float64, copy=False)
     if kind is FP32:
@@ -135,10 +136,10 @@ def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
     return _round_float(kind, values.astype(np.float64))
 
 
-def _to_int32(values: NDArray[np.generic]) -> NDArray[np.generic]:
+def _to_int(values: NDArray[np.generic], bits: int) -> NDArray[np.generic]:
+    info = np.iinfo(f"int{bits}")
     if values.dtype.kind in "iub":
-        return values.astype(np.int32)
-    info = np.iinfo(np.int32)
+        return values.astype(info.dtype).astype(np.int32)
     whole = np.nan_to_num(np.trunc(values.astype(np.float64)), nan=0.0, posinf=2e10, neginf=-2e10)
     return np.clip(whole, info.min, info.max).astype(np.int32)
 

@@ -212,6 +212,16 @@ def minimum(x: Tile, y: Tile | float | Index) -> Tile:
     return elementwise("min", x, y)
 
 
+def low_nibble(x: Tile) -> Tile:
+    """The signed number, -8 to 7, in the low four bits of each element of an int8 tile."""
+    return elementwise("low_nibble", x)
+
+
+def high_nibble(x: Tile) -> Tile:
+    """The signed number, -8 to 7, in the high four bits of each element of an int8 tile."""
+    return elementwise("high_nibble", x)
+
+
 def where(condition: Tile, x: Tile | float, y: Tile | float) -> Tile:
     """x where the condition holds, else y."""
     return elementwise("where", condition, x, y)

@@ -57,6 +57,14 @@ def _relu(x: NDArray[Any]) -> NDArray[Any]:
     return np.where(x < 0, np.zeros_like(x), x)
 
 
+def _low_nibble(x: NDArray[Any]) -> NDArray[Any]:
+    return ((x & 15) ^ 8) - 8
+
+
+def _high_nibble(x: NDArray[Any]) -> NDArray[Any]:
+    return x >> 4
+
+
 def _unary(kind: str, meaning: Numpy, floats_only: bool = True) -> OpSpec:
     return OpSpec(kind, "unary", (1,), meaning, floats_only)
 
@@ -79,6 +87,8 @@ _ENTRIES = (
     _unary("abs", np.abs, floats_only=False),
     _unary("neg", np.negative, floats_only=False),
     _unary("relu", _relu),
+    _unary("low_nibble", _low_nibble, floats_only=False),
+    _unary("high_nibble", _high_nibble, floats_only=False),
     OpSpec("not", "unary", (1,), np.logical_not),
     OpSpec("add", "binary", (2,), np.add),
     OpSpec("sub", "binary", (2,), np.subtract),
@@ -116,5 +126,7 @@ _ENTRIES = (
     OpSpec("store_add", "sink", (1,)),
 )
 
+# Ops on int8: the signed number in the low and in the high four bits.
+NIBBLES = ("low_nibble", "high_nibble")
 OPS: dict[str, OpSpec] = {entry.kind: entry for entry in _ENTRIES}
 CLUSTER_REDUCE = tuple(entry.kind for entry in _ENTRIES if entry.group == "cluster")

@@ -179,7 +179,7 @@ class Tile:
 
     def cast(self, dtype: DType) -> Tile:
         """The tile in another element type, rounded to nearest even."""
-        kind = self.type.with_dtype(a_type(dtype, "cast to"))
+        kind = checked(rules.cast_type, self.type, a_type(dtype, "cast to"))
         return emit("cast", kind, (self.var,), stem=self.var.name)
 
     def copy(self) -> Tile:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.errors import InputError
-from warploom.tile.dtypes import BOOL, FP8, FP32, HALVES, INT32
+from warploom.tile.dtypes import BOOL, FP8, FP32, HALVES, INT8, INT32, DType
 from warploom.tile.ir import Array, Span, TileType
-from warploom.tile.ops import BLOCK, OpSpec
+from warploom.tile.ops import BLOCK, NIBBLES, OpSpec
 
 MATMUL_TYPES = (*HALVES, *FP8)  # their products are added up in fp32
 
@@ -61,6 +61,9 @@ def elementwise_type(spec: OpSpec, types: Sequence[TileType]) -> TileType:
             f"{spec.kind} of {listed}: element types differ; cast one, as in t.cast(fp32)"
         )
     (dtype,) = kinds
+    if (spec.kind in NIBBLES) != (dtype is INT8):
+        needs = "an int8 tile" if spec.kind in NIBBLES else "wider numbers than int8; cast it first"
+        raise InputError(f"{spec.kind} needs {needs}, got {types[0]}")
     if spec.floats_only and not dtype.is_float:
         raise InputError(f"{spec.kind} needs a floating tile, got {types[0]}; cast it first")
     if (spec.kind in ("and", "or", "not")) != (dtype is BOOL):
@@ -105,6 +108,15 @@ def blocks_type(kind: str, source: TileType) -> TileType:
 def _require_numbers(kind: str, source: TileType) -> None:
     if source.dtype is BOOL:
         raise InputError(f"{kind} of conditions {source}: cast them to int32 first")
+    if source.dtype is INT8:
+        raise InputError(f"{kind} of {source}: int8 is loaded and cast; cast it to int32 first")
+
+
+def cast_type(source: TileType, target: DType) -> TileType:
+    """The type of `source` in another element type; none becomes int8."""
+    if target is INT8 and source.dtype is not INT8:
+        raise InputError(f"cast of {source} to int8: int8 is loaded and cast, nothing makes it")
+    return source.with_dtype(target)
 
 
 def matmul_type(a: TileType, b: TileType) -> TileType:

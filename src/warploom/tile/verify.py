@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from warploom.errors import InputError
 from warploom.tile import typing as rules
-from warploom.tile.dtypes import INT32
+from warploom.tile.dtypes import INT8, INT32
 from warploom.tile.index import Index
 from warploom.tile.ir import Loop, Op, Program, Read, TileType, Var, walk
 from warploom.tile.ops import CLUSTER_REDUCE, OPS, TAKEN_OFF
@@ -178,6 +178,8 @@ def _cluster_reduce(program: Program, op: Op, source: TileType) -> TileType:
 def _store(program: Program, op: Op) -> None:
     if op.array is None or op.array != program.array(op.array.name):
         raise InputError(f"stores to {op.array}, which is no parameter")
+    if op.array.dtype is INT8:
+        raise InputError(f"stores to {op.array}: int8 is loaded and cast, nothing stores it")
     target = rules.span_type(op.array, op.spans)
     if op.srcs[0].type != target:
         raise InputError(f"stores {op.srcs[0].type} to a range of {op.array} that is {target}")
@@ -197,7 +199,7 @@ def _shape(program: Program, op: Op, sources: list[TileType]) -> TileType:
         axes = ((op.axis, written.type.size(op.axis)),) if op.axis else ()
         return TileType(INT32, axes)
     if op.kind == "cast":
-        return sources[0].with_dtype(written.type.dtype)
+        return rules.cast_type(sources[0], written.type.dtype)
     if op.kind == "copy":
         return sources[0]
     if op.kind == "transpose":

@@ -32,6 +32,8 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "rename": (0.5, 1, 0),  # a vector from rows to columns; others cost nothing
     "abs": (0, 0, 0),  # operand modifiers
     "neg": (0, 0, 0),
+    "low_nibble": (0, 2, 0),
+    "high_nibble": (0, 1, 0),
     "add": (1, 0, 0),
     "sub": (1, 0, 0),
     "mul": (1, 0, 0),
@@ -131,7 +133,7 @@ def _instructions(op: Op, rows: frozenset[str]) -> tuple[float, float, float]:
 def _cast(source: str, target: str) -> tuple[float, float, float]:
     if source == target:
         return (0, 0, 0)
-    if "int32" in (source, target):
+    if {"int32", "int8"} & {source, target}:
         return (0, 0, 1)
     if target in HALVES:
         return (0, 0.5, 0)  # F2FP packs two

@@ -17,6 +17,7 @@ from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import SLOT_COLUMNS, Placement
 from warploom.errors import InputError
 from warploom.tile import Op
+from warploom.tile.ops import NIBBLES
 
 Names = dict[str, str]
 
@@ -51,7 +52,9 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
             f"{buffer.offset}{number}, {row}, s * 16);",
         ]
-    if op.dst.type.dtype.name in PACKED:
+    if nibbles := _nibble_pair(values, op):
+        count, body = 4, f"{name}[t][4 * s + i] = {nibbles};"
+    elif op.dst.type.dtype.name in PACKED:
         low, high = (
             values.expression(op, At("tile", i=f"(8 * s + 2 * i + {c})"), names, rounds=False)
             for c in (0, 1)
@@ -84,6 +87,17 @@ def turn_lines(block: BlockProgram, op: Op) -> list[str]:
     form = f"{tile.width}, {tile.rows}, {loaded.width}, {loaded.rows}, {loaded.cols}, {warps}"
     to = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes} + {buffer.offset}"
     return [f"turn_tile<{form}>({to}, {source.name}_at + {raw.offset}{number});"]
+
+
+def _nibble_pair(values: Values, op: Op) -> str:
+    """The packed word of two neighbours, where an op casts nibbles of what lies in slots."""
+    inner = values.placement.fusion.inlined.get(op.srcs[0].name)
+    if op.kind != "cast" or inner is None or inner.kind not in NIBBLES or op.dst is None:
+        return ""
+    if op.dst.type.dtype.name not in PACKED or not values.placement.is_shared(inner.srcs[0]):
+        return ""
+    shift = 4 if inner.kind == "high_nibble" else 0
+    return f"nibbles_{op.dst.type.dtype}({c_name(inner.srcs[0].name)}_words[i], {shift})"
 
 
 def at_use(placement: Placement, address: str) -> str:

@@ -44,10 +44,10 @@ BOUNDED_WAIT = read("debug.cuh")["barrier_wait"]
 
 
 def memory_type(kind: DType) -> str:
-    """The C++ type of an element in memory; a narrow floating type's is a struct of the prelude."""
+    """The C++ type of an element in memory; a narrow type's is a struct of the prelude."""
     if kind.kind == "bool":
         return "unsigned char"
-    return kind.name.capitalize() if kind.name in (*HALVES, *FP8) else kind.kind
+    return kind.name.capitalize() if kind.name in (*HALVES, *FP8, "int8") else kind.kind
 
 
 def tma_load(rank: int, multicast: bool) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from warploom.codegen.analysis.register_tiles import LANES, PACKED, RegisterTiles
 from warploom.codegen.cuda.names import c_name
 from warploom.errors import InputError
-from warploom.tile import Index, Op, TileType, Var, round_to
+from warploom.tile import BOOL, INT8, Index, Op, TileType, Var, round_to
 
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose", "rename")
@@ -47,6 +47,8 @@ FLOAT_OPS = {
 INT_OPS = {
     "abs": "::abs({0})",
     "neg": "(-{0})",
+    "low_nibble": "low_nibble({0})",
+    "high_nibble": "high_nibble({0})",
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
@@ -152,7 +154,7 @@ class Values(RegisterTiles):
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
         kind = var.type
-        if kind.dtype.kind == "bool":
+        if kind.dtype in (BOOL, INT8):
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
         word, extents = kind.dtype.kind, self.extents(kind)
         if var.name in self.placement.spread:
@@ -223,7 +225,7 @@ class Values(RegisterTiles):
         if op.kind == "sub" and self._narrow and (product := self._product(op.srcs[0])) is not None:
             factors = [self.element(src, at, names) for src in product.srcs]
             return f"__fmaf_rn({', '.join(factors)}, -{parts[1]})"
-        table = INT_OPS if op.srcs[-1].type.dtype.name == "int32" else FLOAT_OPS
+        table = INT_OPS if op.srcs[-1].type.dtype.kind == "int" else FLOAT_OPS
         template = ANY_OPS.get(op.kind) or table.get(op.kind)
         if template is None:
             raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code on sm_90a")
@@ -249,14 +251,16 @@ class Values(RegisterTiles):
 
     def _cast(self, op: Op, value: str) -> str:
         assert op.dst is not None
-        source, target = op.srcs[0].type.dtype.name, op.dst.type.dtype.name
+        source, target = op.srcs[0].type.dtype.kind, op.dst.type.dtype.kind
+        if op.srcs[0].type.dtype is INT8:
+            value, source = f"number({value})", "float"
         if target == "bool":
             return f"({value} != 0)"
-        if target == "int32":
-            return f"int({value})" if source in ("bool", "int32") else f"__float2int_rz({value})"
+        if target == "int":
+            return f"int({value})" if source in ("bool", "int") else f"__float2int_rz({value})"
         if source == "bool":
             return f"({value} ? 1.0f : 0.0f)"
-        return f"__int2float_rn({value})" if source == "int32" else value
+        return f"__int2float_rn({value})" if source == "int" else value
 
     def coordinate(self, op: Op, at: At, names: dict[str, str]) -> str:
         """The position along an axis (or the number) that a coordinate op gives."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from warploom.errors import InputError
 from warploom.tile import BOOL, Loop, Op, Program, Var
-from warploom.tile.dtypes import FP8
-from warploom.tile.ops import OPS
+from warploom.tile.dtypes import FP8, INT8
+from warploom.tile.ops import NIBBLES, OPS
 
 ELEMENTWISE = ("unary", "binary", "compare", "select")
 FREE = ("fill", "coordinate")
@@ -120,7 +120,7 @@ def slot_loads(program: Program) -> frozenset[str]:
     """The loads that rings of shared memory hold, by their tiles: what matmuls read or is turned
     for them, and in a loop around a matmul 16-bit tiles that several ops, or one that transposes
     them, read element by element and nothing else does, and 8-bit tiles that only casts to a
-    matmul's first operand read."""
+    matmul's first operand read, of an element or of its nibbles."""
     readers: dict[str, list[Op]] = defaultdict(list)
     for op in program.ops():
         for src in op.srcs:
@@ -142,7 +142,8 @@ def slot_loads(program: Program) -> frozenset[str]:
             asked = len(uses) > 1 or any(use.kind == "transpose" for use in uses)
             if fits and plain and asked and not any(use.kind == "copy" for use in uses):
                 found.add(name)
-            if len(kind.axes) == 2 and kind.dtype.name in FP8 and _widened(uses, readers):
+            narrow = len(kind.axes) == 2 and kind.dtype.name in (*FP8, INT8.name)
+            if narrow and _widened(uses, readers):
                 found.add(name)
     return frozenset(found)
 
@@ -161,6 +162,9 @@ def in_shared(program: Program) -> frozenset[str]:
 
 def _widened(uses: list[Op], readers: Mapping[str, list[Op]]) -> bool:
     """Whether all that reads a tile are casts to 16 bits whose results are first operands."""
+    nibbles = [op.dst.name for op in uses if op.kind in NIBBLES and op.dst is not None]
+    uses = [op for op in uses if op.kind not in NIBBLES]
+    uses += [op for name in nibbles for op in readers[name]]
     return all(
         use.kind == "cast"
         and use.dst is not None

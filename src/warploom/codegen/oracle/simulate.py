@@ -17,6 +17,7 @@ from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
+from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Fill, Issue, Join, OpStep, Step, Wait
 from warploom.codegen.oracle.barriers import (
     TURNING,
@@ -28,6 +29,7 @@ from warploom.codegen.oracle.barriers import (
 )
 from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
 from warploom.codegen.passes.copies import names_at, rename, renamed
+from warploom.codegen.passes.localise import localiser
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
 from warploom.tile.interpret import (
@@ -53,6 +55,7 @@ class Simulator(Steps):
     ) -> None:
         self.program = block.placement.program
         self.block, self.placement = block, block.placement
+        self.local = localiser(block.placement)
         self.memory = bind(self.program, arrays)
         self.source = {name: value.copy() for name, value in self.memory.items()}
         self.symbols = sizes(self.program, self.memory)
@@ -256,14 +259,18 @@ class Simulator(Steps):
             n: (loop.index, start, agent.taken.get(n, 0) - (n in agent.begun)) for n in local
         }
         spread: Mapping[str, int] = section.copies if stop - start >= depth else dict[str, int]()
+        seen: dict[tuple[Any, ...], tuple[Step, Placement]] = {}  # by step and copies of tiles
         for steps, newest in rounds:
             for step in steps:
                 here = newest - step.stage
                 names = names_at(spread, here - start)
-                own = step
-                if isinstance(step, OpStep):
-                    own = replace(step, op=rename(step.op, names))
-                agent.view = renamed(self.placement, names)
+                key = id(step), *names.values()
+                if key not in seen:
+                    own = step
+                    if names and isinstance(step, OpStep):
+                        own = replace(step, op=rename(step.op, names))
+                    seen[key] = own, renamed(self.placement, names)
+                own, agent.view = seen[key]
                 known = {**symbols, loop.index: here}
                 if isinstance(own, Fill) and agent.role.loads:
                     real = inside(self.program, self.block.launch, symbols)

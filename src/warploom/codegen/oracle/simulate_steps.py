@@ -6,7 +6,7 @@ Each `_do_*` is an action of a block program (`ir.block`); it gives False while 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,6 @@ from warploom.codegen.oracle.barriers import (
     PhaseBarrier,
     Push,
 )
-from warploom.codegen.passes.localise import localise
 from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
@@ -127,6 +126,7 @@ class Steps:
     program: Program
     block: BlockProgram
     placement: Placement
+    local: Callable[[Op, int], Op]  # an op as a group of that number runs it
     memory: dict[str, Value]
     source: dict[str, Value]
     cluster: int
@@ -250,7 +250,8 @@ class Steps:
             raise CheckFailed(f"race: a copy lands in {shared.ring.name}[{slot}] under a matmul")
         whole = into.values[place]
         if whole is None or whole.shape != shape:
-            whole = np.full(shape, np.nan, np.float32)
+            missing = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).min
+            whole = np.full(shape, missing, part.dtype)
         whole = whole.copy()
         whole[index] = part
         into.values[place] = whole
@@ -352,7 +353,7 @@ class Steps:
                 raise CheckFailed(f"race: {op.label} of {agent.name} reads an overwritten slot")
             slot.readers -= 1
             sources.append(self._rows(op, number, value, agent.role.part))
-        local = localise(self.placement, op, agent.role.part)
+        local = self.local(op, agent.role.part)
         agent.state[op.dst.name] = compute(local, sources, matmul.symbols)
         return True
 
@@ -432,7 +433,7 @@ class Steps:
         for var in (agent.view or self.placement).fusion.sources(op):
             self._touch(agent, op, var.name)
         part = agent.role.part
-        local = localise(self.placement, op, part)
+        local = self.local(op, part)
         if op.kind == "reduce_scatter":
             return self._cluster_reduce(agent, op)
         if op.kind in ("store", "store_add"):
@@ -508,7 +509,7 @@ class Steps:
             return self._landed(agent, var, symbols)
         if inner is None:
             return agent.state[name]
-        local = localise(self.placement, inner, agent.role.part)
+        local = self.local(inner, agent.role.part)
         if inner.kind == "load":
             assert inner.array is not None
             return read_tile(local, self.source[inner.array.name], symbols)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from warploom.codegen.ir.place import Placement
@@ -23,6 +24,20 @@ def localise(placement: Placement, op: Op, part: int) -> Op:
         start = start + part * (op.dst.type.size(op.axis) // placement.parts)
     local = op.on(lambda var: Var(var.name, placement.local(var.type)))
     return replace(local, spans=spans, start=start)
+
+
+def localiser(placement: Placement) -> Callable[[Op, int], Op]:
+    """`localise` for ops that come again and again, each worked out once."""
+    # By identity, since an op's hash is that of all it holds; the op is kept, so that its id is.
+    known: dict[tuple[int, int], tuple[Op, Op]] = {}
+
+    def local(op: Op, part: int) -> Op:
+        key = id(op), part
+        if key not in known:
+            known[key] = op, localise(placement, op, part)
+        return known[key][1]
+
+    return local
 
 
 def _span(placement: Placement, span: Span, part: int) -> Span:

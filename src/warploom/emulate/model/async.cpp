@@ -348,6 +348,7 @@ static void issue(Store& one) {
   if (one.to) touch(one.place, one.bytes, how);
   else touch_box(one.map, one.place, 0, outer_rows(one.map), how, &one.at);
   mine.stores.back().push_back(one);
+  copying.insert(current);
 }
 void tma_store(const void* map, u32 from, const int* coordinates, int rank, bool add) {
   ENTER;
@@ -424,6 +425,7 @@ void copy_async(u32 to, const void* from, u32 bytes, u32 count) {
   touch(one.to, bytes, {copy_agent(), mine.copy_number, known(current), fenced(current),
       site_here(), true, false, "cp.async"});
   mine.copies.push_back(one);
+  copying.insert(current);
 }
 void copies_commit() {
   me().copy_groups.push_back(me().copy_number++);
@@ -447,12 +449,14 @@ void copies_arrive(u32 bar, bool counted) {
   if (counted) ++b.pending;
   const int agent = copy_agent();
   me().arrivals.push_back({me().copy_number++, bar, counted});
+  copying.insert(current);
   release_to(b.known, b.fenced);
   b.known[agent] = std::max(b.known[agent], me().copy_number - 1);
 }
 // Copies of a thread land in order.
 static void copies_land(bool all) {
-  for (int t = 0; t < int(threads.size()) && fault.empty(); ++t) {
+  for (int t : copying) {
+    if (!fault.empty()) return;
     Thread& one = threads[t];
     if (one.copies.empty() && one.arrivals.empty()) continue;
     if (!all && !chance(4)) continue;
@@ -709,8 +713,8 @@ void events(bool all) {
       one.queue.pop_front();
       ++one.first;
     }
-  for (Thread& mine : threads)
-    for (auto& group : mine.stores)
+  for (int t : copying)
+    for (auto& group : threads[t].stores)
       for (Store& one : group)
         if (!one.read && (all || chance(2)) && fault.empty()) store_reads(one);
   size_t some = pushes.empty() ? 0 : all ? pushes.size() : chance(3) ? random_of() % pushes.size() +
@@ -727,7 +731,8 @@ bool more_to_come() {
   if (!boxes.empty() || !pushes.empty()) return true;
   for (const Group& one : groups)
     if (!one.queue.empty() && one.queue.front().joined == 128) return true;
-  for (const Thread& mine : threads) {
+  for (; !copying.empty(); copying.erase(copying.begin())) {
+    const Thread& mine = threads[*copying.begin()];
     if (!mine.copies.empty() || !mine.arrivals.empty()) return true;
     for (const auto& group : mine.stores)
       if (!all_read(group)) return true;

@@ -11,7 +11,7 @@ extern Extent gridDim, blockDim, blockIdx, threadIdx;
 namespace machine {
 typedef uint32_t u32;
 typedef uint64_t u64;
-enum Kind { kBf16, kFp16, kE4m3, kE5m2, kFp32, kInt32, kTf32 };
+enum Kind { kBf16, kFp16, kE4m3, kE5m2, kFp32, kInt32, kTf32, kInt8 };
 
 // A tensor map, in the first bytes of the 128 that a kernel is given.
 struct TensorView {

@@ -15,6 +15,7 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,7 @@ extern std::vector<Group> groups;
 extern std::vector<Box> boxes;
 extern std::vector<Push> pushes;
 extern std::vector<long> spare;
+extern std::set<int> copying;  // threads whose copies, arrivals or bulk stores may not be done
 extern std::vector<u32> known_of, fenced_of;  // a row of `agents_each` for each thread
 extern int current, each, groups_each, blocks, cluster, agents_each, pace[5];
 extern u32 room, static_room;

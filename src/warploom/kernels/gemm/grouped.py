@@ -16,6 +16,7 @@ scaled and added up in fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -104,10 +105,10 @@ class GroupedConfig:
             raise InputError(
                 f"grouped gemm of {self.dtype} with scales={self.scales!r}: expected 8-bit elements"
             )
-        if self.scales == "blocks" and SCALED % self.tile[1] and self.tile[1] % SCALED:
+        if self.scales == "blocks" and SCALED % self.tile[1] and self.tile[1] % (SCALED // 2):
             raise InputError(
                 f"grouped gemm tile of {self.tile[1]} columns with block scales: expected a "
-                f"divisor or a multiple of {SCALED}"
+                f"divisor of {SCALED} or a multiple of {SCALED // 2}"
             )
         if self.brought and (self.scales != "blocks" or self.groups == "rows"):
             raise InputError(
@@ -124,7 +125,7 @@ class GroupedConfig:
     @property
     def parts(self) -> tuple[int, int]:
         """A tile's columns lie in so many parts of so many: blocks of b have a scale each."""
-        wide = min(self.tile[1], SCALED) if self.scales == "blocks" else self.tile[1]
+        wide = gcd(self.tile[1], SCALED) if self.scales == "blocks" else self.tile[1]
         return self.tile[1] // wide, wide
 
     @property
@@ -351,4 +352,5 @@ def grouped_policy(
     groups = config.tile[0] // ROWS_PER_GROUP
     plan = plan.with_options(split="m" if groups > 1 else "")
     order = "lcsf-early" if config.promoted else "inflight"
+    order = "lcsf-behind" if config.products_in_flight > 1 else order
     return Policy(order, plan, groups, depth, registers=registers, vectors=config.brought)

@@ -20,10 +20,13 @@ FEW_ROWS = 64  # of an expert, for which a tile has one compute group
 MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
+RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
+THIRDS = 192  # columns of a tile for results that are a multiple of it, with three compute groups
 # Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
 # with block scales, 4096 rows, timed on an H200.
-TWO_IN_FLIGHT, THREE_GROUPS = (0.428, 0.84), (0.619, 1.39)
-WIDTHS = (32, 64)  # of tiles for which those of 128 columns are few
+TWO_IN_FLIGHT, THREE_GROUPS = (0.418, 0.84), (0.619, 1.39)
+
+ALONE = {(64, 64): 8, (128, 64): 8, (128, 192): 5}  # tiles of which an SM has one, and their rings
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,19 @@ class GroupedPlan:
     depth    slots of the rings
     cluster  (grid axis, blocks)
     dynamic  each block takes the next free task: experts have tiles with fewer rows and none
+    raster   rows of tasks that run at a time
     """
 
     config: GroupedConfig
     depth: int
     cluster: tuple[str, int] = ("", 1)
     dynamic: bool = False
+    raster: int = RASTER
 
     def policy(self) -> Policy:
         """The policy of its schedule."""
         launch = LaunchPlan(
-            supergroup=RASTER,
+            supergroup=self.raster,
             store_panels=1,
             cluster=self.cluster,
             tile_scheduler="dynamic" if self.dynamic else "static",
@@ -63,12 +68,10 @@ def plan_grouped(
     few, ragged = rows <= FEW_ROWS, config.groups != "none"
     if config.swiglu:
         tile = (64 if few else 128, 64 if few or config.promoted else 128)
-        return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged)
+        depth, raster = 8 if few else 4, RAGGED_RASTER if ragged else RASTER
+        return GroupedPlan(replace(config, tile=tile), depth, dynamic=ragged, raster=raster)
     if not config.promoted:
-        if ragged and rows >= MANY_ROWS and config.scales == "none":
-            return GroupedPlan(replace(config, tile=(192, 256)), 3, PAIRS)
-        tile = (64 if few else 128, 256)
-        return GroupedPlan(replace(config, tile=tile), 5 if few else 4, dynamic=ragged)
+        return _summed_inside(config, rows, n)
     if few:
         return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
     if not ragged:
@@ -77,19 +80,35 @@ def plan_grouped(
     return GroupedPlan(two, 3, dynamic=True)
 
 
+def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
+    """The plan for products that are summed in the tensor core."""
+    ragged = config.groups != "none"
+    if rows <= FEW_ROWS:
+        return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
+    if ragged and config.scales == "none":
+        if rows >= MANY_ROWS:
+            return GroupedPlan(replace(config, tile=(192, 256)), 3, dynamic=True)
+        if n % THIRDS == 0:
+            return GroupedPlan(replace(config, tile=(192, THIRDS)), 4, dynamic=True)
+    tile, raster = (128, 256), RAGGED_RASTER if ragged else RASTER
+    return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged, raster=raster)
+
+
 def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
-    """The plan for one promoted product: the tile that takes the least time, or where there are
-    fewer tiles than SMs the narrowest one with a place for each."""
-    high = -(-m // 128)
-    for width in WIDTHS:
-        if high * -(-n // width) <= SMS and config.scales == "blocks":
-            return GroupedPlan(replace(config, tile=(128, width)), 8, PAIRS)
+    """The plan for one promoted product: the tile that takes the least time, or where no SM has two
+    tiles the smallest one for which that is so."""
+    for tile, depth in ALONE.items() if config.scales == "blocks" else ():
+        if _tiles(m, n, tile) <= SMS:
+            return GroupedPlan(replace(config, tile=tile), depth)
     steps = -(-k // config.step)
 
     def cost(rows: int, task: tuple[float, float]) -> float:
-        tiles = -(-m // rows) * -(-n // 128)
-        return -(-tiles // SMS) * (steps * task[0] + task[1])
+        return -(-_tiles(m, n, (rows, 128)) // SMS) * (steps * task[0] + task[1])
 
     if cost(192, THREE_GROUPS) < cost(128, TWO_IN_FLIGHT):
         return GroupedPlan(replace(config, tile=(192, 128)), 4, PAIRS)
     return GroupedPlan(replace(config, tile=(128, 128), products_in_flight=2), 3)
+
+
+def _tiles(m: int, n: int, tile: tuple[int, int]) -> int:
+    return -(-m // tile[0]) * -(-n // tile[1])

@@ -31,6 +31,7 @@ MOST_SUMS = 192  # with one or two compute groups
 SUMS_OF_THREE = 128  # with three, whose threads have 160 registers
 SUMS_BESIDE = 100  # with three, when the producer takes 40 registers and theirs have 152
 MOST_SHARED_SUMS = 128  # in a block that shares its SM
+LEAST_ROW = 32  # bytes of a row that the copy engine brings into a matmul's tile
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
 
 
@@ -77,6 +78,8 @@ def takes(base: GemmConfig, point: Point) -> bool:
         return False
     config = configured(base, point)
     bm, bn, _ = config.tile
+    if config.a == "km" and bm * config.dtype.bytes < LEAST_ROW:
+        return False
     tiles = 1 + base.dual + (config.products_in_flight if base.promote else 0)
     groups = _groups(point)
     sums = tiles * bm * bn // (groups * 128)

@@ -150,8 +150,12 @@ def backward_policy(config: RecurrentConfig, part: str = "rows") -> Policy:
     plan = LaunchPlan(
         split={"queries": "m", "rest": "m"}.get(part, "e"), resident=2, store_panels=1
     )
-    name = "multistage" if config.depth == CHUNK and part == "rows" else "unpipelined"
-    return Policy(name, plan)
+    if config.depth == CHUNK and part == "rows":
+        return Policy("multistage", plan)
+    if config.delta:
+        return Policy("unpipelined", plan)
+    # One slot of each: given back where it was read last, 3 % (d of 128) to 8 % (channels) faster.
+    return Policy("lcsf-early", plan, depth=1)
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,7 @@ class ScalarBackward(ScalarTask, BackwardTask):
         for n, one in enumerate(q):
             if weights is not None:
                 self.grads[n] *= weights.whole
-            self.grads[n] += self.weighed_do(chunk) @ one
+            self.grads[n] += self.weighed_do(chunk).T @ one
         if self.config.decay != "none":
             self.logarithms(chunk, added)
 
@@ -258,16 +262,19 @@ class ScalarBackward(ScalarTask, BackwardTask):
             dk *= weights.ahead.rename("t", "n")
         dk += change @ q
         self.give("dk", chunk.c, "n", self.parts[number], dk)
-        dq = chunk.do @ chunk.states[number]
-        dq *= weights.before.rename("t", "m") if weights is not None else self.scale
+        dq = self.weighed_do(chunk) @ chunk.states[number]
         dq += change @ k
         self.give("dq", chunk.c, "m", self.parts[number], dq)
         return sum_along(q.cast(FP32) * dq, "d"), sum_along(k.cast(FP32) * dk, "d")
 
     def weighed_do(self, chunk: _Chunk) -> Tile:
-        """The rows of do as the state before the chunk has their weight, [e, m]."""
+        """The rows of do as the state before the chunk has their weight, [m, e].
+
+        Both dq and R are made of these, rounded once: what is summed to the gradients of decays is
+        a difference of the two, in which one rounding of do alone would stay for 64 rows.
+        """
         weight = chunk.weights.before.rename("t", "m") if chunk.weights is not None else self.scale
-        return (chunk.do.T.cast(FP32) * weight).cast(BF16)
+        return (chunk.do.cast(FP32) * weight).cast(BF16)
 
     def logarithms(self, chunk: _Chunk, parts: list[tuple[Tile, Tile]]) -> None:
         """The gradients of the decays of a chunk, behind those of its rows."""

@@ -13,14 +13,14 @@ to the first with the gradient of the state, and leaves <S, R> of the state befo
 
 from __future__ import annotations
 
-from warploom.derive.lower.channels import LEAST, MIDDLE, Channels, first_row
+from warploom.derive.lower.channels import LEAST, MIDDLE, Channels
 from warploom.derive.lower.chunks import LOG2E
 from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
+from warploom.kernels.recurrent.channel import seeing, seen
 from warploom.kernels.recurrent.task import CHUNK, rows
 from warploom.tile import (
     BF16,
     FP32,
-    INT32,
     Index,
     Tile,
     coordinate,
@@ -131,28 +131,3 @@ class ChannelQueries(BackwardTask):
         start = load(self.arrays["starts"], self.batch, c, self.slot, self.depth)
         self.give("dg", c, "m", self.depth, own() - earlier + start)
         self.give("dq", c, "m", self.depth, dq)
-
-
-def seeing(past: str, now: str, half: int) -> Tile:
-    """Where row `now` sees row `past`, [past, now], in blocks of twice `half` rows, from the later
-    half the earlier one; 0: in the blocks that are taken whole."""
-    n, m = coordinate(past, CHUNK), coordinate(now, CHUNK)
-    row = n.cast(FP32)
-    if half:
-        later = first_row(row, half) + float(half)
-        later = where(row < later, later, 2.0 * CHUNK).cast(INT32)
-        return (later <= m) & (later + half > m)
-    last = (first_row(row, MIDDLE) + 2.0 * MIDDLE).cast(INT32)
-    return (n <= m) & (last > m)
-
-
-def seen(now: str, past: str, half: int) -> Tile:
-    """The same as [now, past]. What a row is compared with comes from the rows of the tile, of
-    which a thread has few."""
-    m, n = coordinate(now, CHUNK), coordinate(past, CHUNK)
-    row = m.cast(FP32)
-    first = first_row(row, half or MIDDLE)
-    if half:
-        first = where(row >= first + float(half), first, 2.0 * CHUNK).cast(INT32)
-        return (first <= n) & (first + half > n)
-    return (m >= n) & (first.cast(INT32) <= n)

@@ -35,6 +35,7 @@ from warploom.tile import (
     load,
     loop,
     maximum,
+    minimum_index,
     span,
     store,
     sum_along,
@@ -51,13 +52,33 @@ class _Delta(BackwardTask):
         super().__init__(config, arrays)
         self.decays = config.decay == "token"
 
-    def vector(self, name: str, c: Index) -> Tile:
-        """The gate of every row of chunk c, [t]."""
-        return self.gates(name, c, "n").cast(FP32).rename("n", "t")
+    def through(self, first: Index | int, way: int) -> None:
+        """All chunks from this one on, to the next or the previous one. Gates are loaded two chunks
+        ahead, behind the last matmul of a chunk, as fences for the tensor core wait for loads."""
+        self.now, later = (self.given(first + way * n) for n in (0, 1))
+        for i in loop(self.chunks):
+            c = first + way * i
+            self.chunk(c)
+            for name, after in self.given(c + 2 * way).items():
+                self.now[name].assign(later[name])
+                later[name].assign(after)
 
-    def sums(self, c: Index) -> tuple[Tile, Tile] | None:
+    def given(self, c: Index | int) -> dict[str, Tile]:
+        """The numbers of chunk c, which may be none of the head's."""
+        names = ("beta", "g") if self.decays else ("beta",)
+        return {name: self.gates(name, c, "n") for name in names}
+
+    def chunk(self, c: Index) -> None:
+        """What is done of chunk c."""
+        raise NotImplementedError
+
+    def vector(self, name: str) -> Tile:
+        """The gate of every row of this chunk, [t]."""
+        return self.now[name].cast(FP32).rename("n", "t")
+
+    def sums(self) -> tuple[Tile, Tile] | None:
         """Running sums of logarithms to base 2, and their total."""
-        return summed(self.vector("g", c) * LOG2E) if self.decays else None
+        return summed(self.vector("g") * LOG2E) if self.decays else None
 
     def between(self, sums: tuple[Tile, Tile] | None, later: str, strictly: bool) -> Tile:
         """By what row `later` weighs row n, [n, later]; 0 for later ones, and with `strictly` for
@@ -68,6 +89,17 @@ class _Delta(BackwardTask):
             weight = exp2(-sums[0].rename("t", "n") + sums[0].rename("t", later))
         return where(n < m if strictly else n <= m, weight, 0.0)
 
+    def asked(self, do: Tile, sums: tuple[Tile, Tile] | None) -> Tile:
+        """The rows [m, e] of do as the state before the chunk has their weight. Rounded once, for R
+        and for dq: what gates sum up is a difference of the two."""
+        before = exp2(sums[0]).rename("t", "m") if sums is not None else 1.0
+        return (do.cast(FP32) * (before * self.scale)).cast(BF16)
+
+    def erased(self, dx: Tile, sums: tuple[Tile, Tile] | None, axis: str = "n") -> Tile:
+        """The same of the rows of dx, along `axis`, which are erased from the state."""
+        before = -exp2(sums[0]).rename("t", axis) if sums is not None else -1.0
+        return (dx.cast(FP32) * before).cast(BF16)
+
 
 class DeltaValues(_Delta):
     """Traces a task of the kernel for v and states."""
@@ -75,9 +107,7 @@ class DeltaValues(_Delta):
     def run(self) -> None:
         """All of it."""
         self.grad = self.last("dfinal", self.depth)  # R, [e, d]
-        last = self.chunks - 1
-        for i in loop(self.chunks):
-            self.chunk(last - i)
+        self.through(self.chunks - 1, -1)
         self.first(self.depth, self.grad)
 
     def chunk(self, c: Index) -> None:
@@ -86,7 +116,7 @@ class DeltaValues(_Delta):
         square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
         inverse = load(self.arrays["inverse"], self.batch, c, self.slot, *square)
         state = self.before(c, self.depth)
-        sums, beta = self.sums(c), self.vector("beta", c)
+        sums, beta = self.sums(), self.vector("beta")
         after = self.grad.cast(BF16)
         kept = self.batch, c, self.head, self.values, self.depth
         store(self.arrays["after"], *kept, tile=after)
@@ -98,12 +128,10 @@ class DeltaValues(_Delta):
         dx = inverse @ du.cast(BF16).rename("n", "r")
         dx *= beta.rename("t", "n")
         self.give("dv", c, "n", self.values, dx)
-        weighed = dx * -exp2(sums[0]).rename("t", "n") if sums is not None else -dx
-        before = exp2(sums[0]).rename("t", "m") * self.scale if sums is not None else self.scale
         if sums is not None:
             self.grad *= exp2(sums[1])
-        self.grad += (do.T.cast(FP32) * before).cast(BF16) @ q
-        self.grad += weighed.cast(BF16) @ k
+        self.grad += self.asked(do, sums).T @ q
+        self.grad += self.erased(dx.cast(BF16), sums) @ k
         if self.decays:
             # Read twice, so that it comes through a slot.
             one, other = (state.cast(FP32) * (self.grad * 0.5) for _ in range(2))
@@ -116,8 +144,14 @@ class DeltaRest(_Delta):
 
     def run(self) -> None:
         """All of it."""
-        for c in loop(self.chunks):
-            self.chunk(c)
+        self.through(0, 1)
+
+    def given(self, c: Index | int) -> dict[str, Tile]:
+        """With <S, R> of the state before it."""
+        if not self.decays:
+            return super().given(c)
+        own = minimum_index(c, self.chunks - 1)
+        return super().given(c) | {"start": load(self.arrays["starts"], self.batch, own, self.slot)}
 
     def chunk(self, c: Index) -> None:
         """The gradients of chunk c."""
@@ -128,14 +162,13 @@ class DeltaRest(_Delta):
         )
         state = self.before(c, self.depth)
         kept = self.batch, c, self.head, self.values, self.depth
-        after, sums = load(self.arrays["after"], *kept), self.sums(c)
+        after, sums = load(self.arrays["after"], *kept), self.sums()
         change = ((fresh @ do) * self.between(sums, "m", False) * self.scale).cast(BF16)
         both = fresh @ dx  # [n, r]
         same = coordinate("n", CHUNK).equals(coordinate("r", CHUNK))
         of_row = sum_along(where(same, both, 0.0), "r").rename("n", "t")
         solved = (-both * self.between(sums, "r", True)).cast(BF16)
-        dq = do @ state
-        dq *= exp2(sums[0]).rename("t", "m") * self.scale if sums is not None else self.scale
+        dq = self.asked(do, sums) @ state
         dq += change @ k
         self.give("dq", c, "m", self.depth, dq)
         written = fresh @ after
@@ -143,15 +176,13 @@ class DeltaRest(_Delta):
             written *= exp2(sums[1] - sums[0]).rename("t", "n")
         written += change @ q
         written += solved @ k.rename("n", "r")
-        read = dx @ state
-        read *= -exp2(sums[0]).rename("t", "r") if sums is not None else -1.0
+        read = self.erased(dx, sums, "r") @ state
         read += solved @ k
         read = read.rename("r", "n")
         self.give("dk", c, "n", self.depth, written + read)
-        beta = maximum(self.vector("beta", c), LEAST_BETA)
+        beta = maximum(self.vector("beta"), LEAST_BETA)
         self.give_row("dbeta", c, of_row / beta / beta)
         if self.decays:
             own = sum_along(q.cast(FP32) * dq, "d").rename("m", "t")
             own += sum_along(k.cast(FP32) * (read - written), "d").rename("n", "t")
-            start = load(self.arrays["starts"], self.batch, c, self.slot)
-            self.give_row("dg", c, start + (own - cumsum(own, "t")))
+            self.give_row("dg", c, self.now["start"] + (own - cumsum(own, "t")))

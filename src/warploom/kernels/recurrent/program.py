@@ -9,18 +9,21 @@ logarithms of G from the start of a chunk of rows,
 
 so every exponent is at most 0. What G is (`RecurrentConfig.decay`) gives linear attention,
 RetNet and lightning attention, simple GLA, Mamba-2's SSD (arXiv 2405.21060, section 6) or GLA; with
-`delta` a row replaces what the state has for its key (DeltaNet, the gated delta rule).
+`delta` a row replaces what the state has for its key (DeltaNet, the gated delta rule), and with
+`taylor` q and k stand for features of second order (Based).
 """
 
 from __future__ import annotations
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.errors import InputError
 from warploom.kernels.recurrent.channel import ChannelTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask
 from warploom.kernels.recurrent.scalar import ScalarTask
 from warploom.kernels.recurrent.task import CHUNK
+from warploom.kernels.recurrent.taylor import TaylorTask
 from warploom.tile import BF16, FP32, Array, DType, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_policy", "recurrent"]
@@ -29,14 +32,28 @@ INVERSE, FRESH = "batch chunks slots r n", "batch rows heads e"
 
 
 def recurrent(config: RecurrentConfig) -> Program:
-    """The program of a configuration; scalar `scale`, above 0, multiplies q k^T."""
+    """The program of a configuration; scalar `scale`, above 0, multiplies q k^T.
+
+    Raises `InputError` for one of two programs (`kernels.recurrent.kda`).
+    """
+    if config.in_two:
+        raise InputError("recurrent delta=True decay='channel' is two programs: solve and kda")
+
     arrays = arrays_of(config, "batch rows")
-    task = ChannelTask if config.decay == "channel" else DeltaTask if config.delta else ScalarTask
 
     def body(**given: Array) -> None:
-        task(config, given).run()
+        task_of(config)(config, given).run()
 
     return trace(body, arrays, name="recurrent")
+
+
+def task_of(config: RecurrentConfig) -> type[ChannelTask | DeltaTask | TaylorTask | ScalarTask]:
+    """What traces a task of a configuration."""
+    if config.decay == "channel":
+        return ChannelTask
+    if config.taylor:
+        return TaylorTask
+    return DeltaTask if config.delta else ScalarTask
 
 
 def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
@@ -60,6 +77,8 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     more = {"inverse": INVERSE, "fresh": FRESH} if config.delta else {}
     given |= {"states": KEPT} | more if config.states else {}
     kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
+    if config.in_two:
+        kinds[tokens] = FP32
     kinds |= dict.fromkeys((KEPT, INVERSE, FRESH), BF16)
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
@@ -67,12 +86,14 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
 def default_policy(config: RecurrentConfig) -> Policy:
     """What a configuration gets."""
     plan = default_launch(config)
+    if config.taylor:
+        return Policy("multistage", plan)  # 10 % less time than deeper rings
     if config.decay != "channel":
         gated = config.decay in ("token", "step") and config.depth == CHUNK
         gated = gated and not (config.delta or config.states)
         return Policy("inflight" if gated else "lcsf", plan)
     # Beside all its operands two blocks have room for one slot of v, which is needed last.
-    return Policy("multistage", plan, groups=1, slots={"v": 1})
+    return Policy("lcsf-early", plan, groups=1, depth=2, slots={"v": 1})
 
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:

@@ -4,7 +4,7 @@ gradients are checked by."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ def reference(
     """{"o": ..., "final": ..., "states": ...} in float64, the latter two where the configuration
     has them (and without `fresh` and `inverse`); `values` has the arrays in their element types."""
     given = _rows(config, values)
+    if config.taylor:
+        q, k = (_features(x * scale**0.5) for x in (given.q, given.k))
+        gates = np.ones_like(q)
+        given, scale = replace(given, q=q, k=k, gates=gates), 1.0
     out = np.zeros(given.v.shape)
     kept: list[Wide] = []
     state = _start(config, given)
@@ -70,6 +74,12 @@ def reference(
         out += given.wide["skip"][:, None] * given.v
     found = {"o": out} | ({"final": state} if config.final else {})
     return found | ({"states": np.stack(kept, 1)} if config.states else {})
+
+
+def _features(x: Wide) -> Wide:
+    """1, x and half of all products of two of it, so that phi(q) phi(k) = 1 + q k + (q k)^2 / 2."""
+    products = np.einsum("bnhd,bnhe->bnhde", x, x).reshape(*x.shape[:3], -1) / 2**0.5
+    return np.concatenate([np.ones((*x.shape[:3], 1)), x, products], -1)
 
 
 def _start(config: RecurrentConfig, given: _Rows) -> Wide:

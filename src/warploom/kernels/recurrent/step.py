@@ -42,10 +42,13 @@ OF_MAMBA = "batch heads e d"
 def recurrent_step(config: RecurrentConfig) -> Program:
     """The program of one row; scalar `scale` multiplies q k^T.
 
-    Raises `InputError` for a configuration with states of its own arrays (`initial`, `final`).
+    Raises `InputError` for a configuration with states of its own arrays (`initial`, `final`),
+    or with one of features (`taylor`).
     """
-    if config.initial or config.final or config.states:
-        raise InputError("recurrent step: its state is in place; expected no initial and no final")
+    if config.initial or config.final or config.states or config.taylor:
+        raise InputError(
+            "recurrent step: its state is in place; expected no initial, no final and no taylor"
+        )
     arrays = arrays_of(config, "batch")
     arrays["state"] = array(FP32, STATES if config.decay != "step" else OF_MAMBA)
 

@@ -34,7 +34,8 @@ class Task:
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         self.config, self.arrays = config, arrays
         self.scale = scalar("scale")
-        blocks = cdiv(size("e"), config.columns)
+        valued = any("e" in one.dims for one in arrays.values())
+        blocks = cdiv(size("e"), config.columns) if valued else 1
         places = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
         self.batch, self.head, self.column = places
         self.slot = self.head * blocks + self.column  # of what every task has a part of
@@ -69,9 +70,9 @@ class Task:
         in memory, all would be slow."""
         return load(self.arrays[name], self.batch, rows(i, axis), self.head)
 
-    def put(self, i: Index, out: Tile) -> None:
-        """Store the result of chunk i, [e, m]."""
-        where_out = self.batch, rows(i, "m"), self.head, self.values
+    def put(self, i: Index, out: Tile, axis: str = "m") -> None:
+        """Store the result of chunk i, [e, axis]."""
+        where_out = self.batch, rows(i, axis), self.head, self.values
         store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
 
     def keep(self, i: Index, state: Tile) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from warploom.autosched.plans import planned, policy, registers
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_for
+from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.fuse import turned_operands
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.kernels.selected import Selected
 from warploom.perf.frame import Frame
 from warploom.perf.launch_time import Launch, Numbers
 from warploom.tile import Program

@@ -20,6 +20,7 @@ bits       field       meaning
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 NO_SCOREBOARD: Final = 7
@@ -44,18 +45,10 @@ class Control:
     wait: int
     reuse: int
 
-    @classmethod
-    def decode(cls, high: int) -> Control:
+    @staticmethod
+    def decode(high: int) -> Control:
         """The control field of an instruction whose high 64-bit word is `high`."""
-        field = (high >> CONTROL_SHIFT) & ((1 << CONTROL_BITS) - 1)
-        return cls(
-            stall=field & 0xF,
-            stay=bool(field >> 4 & 1),
-            write_sb=field >> 5 & 7,
-            read_sb=field >> 8 & 7,
-            wait=field >> 11 & 0x3F,
-            reuse=field >> 17 & 0xF,
-        )
+        return _decoded((high & CONTROL_MASK) >> CONTROL_SHIFT)
 
     def encode(self, high: int) -> int:
         """`high` with its control field replaced by this one."""
@@ -92,3 +85,15 @@ class Control:
         write = "-" if self.write_sb == NO_SCOREBOARD else str(self.write_sb)
         read = "-" if self.read_sb == NO_SCOREBOARD else str(self.read_sb)
         return f"B{wait} W{write} R{read} {' ' if self.stay else 'Y'} S{self.stall:02d}"
+
+
+@lru_cache(1 << 14)  # a kernel of thousands of instructions has a few hundred different ones
+def _decoded(field: int) -> Control:
+    return Control(
+        stall=field & 0xF,
+        stay=bool(field >> 4 & 1),
+        write_sb=field >> 5 & 7,
+        read_sb=field >> 8 & 7,
+        wait=field >> 11 & 0x3F,
+        reuse=field >> 17 & 0xF,
+    )

@@ -99,6 +99,16 @@ class Kernel:
         """The block index of every instruction."""
         return tuple(block.index for block in self.blocks for _ in range(block.size))
 
+    @cached_property
+    def labelled_blocks(self) -> dict[str, int]:
+        """The block that each label inside the code is in."""
+        return {
+            name: self.block_of[offset // WORD_BYTES]
+            for offset, names in self.labels.items()
+            for name in names
+            if offset // WORD_BYTES < len(self.instructions)
+        }
+
 
 def decode(cubin: Cubin, name: str | None = None, with_source: bool = False) -> Kernel:
     """Decode one kernel of a cubin (the only one when `name` is None)."""

@@ -45,9 +45,11 @@ def slot_reads(item: Instruction) -> Iterator[tuple[int, int]]:
 
 def step(state: State, item: Instruction) -> State:
     """What is kept after an instruction issued."""
-    read = {(slot, register % BANKS) for slot, register in slot_reads(item)}
     known = item.effects.info.name != UNKNOWN.name
     asked = item.control.reuse if item.control.stay and known else 0
+    if not state and not asked:
+        return state  # most instructions keep nothing
+    read = {(slot, register % BANKS) for slot, register in slot_reads(item)}
     after = {entry for entry in state if entry.place not in read}
     after |= {
         Kept(slot, register, item.index) for slot, register in slot_reads(item) if asked >> slot & 1

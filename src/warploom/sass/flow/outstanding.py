@@ -62,6 +62,9 @@ def before_issue(state: State, item: Instruction) -> State:
 
 def step(kernel: Kernel, state: State, item: Instruction) -> State:
     """What is open after `item` issued."""
+    opened = tuple(_left_open(item))
+    if not state and not opened:
+        return state
     control, pipe = item.control, item.effects.info.pipe
     sets = 0 if control.write_sb == NO_SCOREBOARD else 1 << control.write_sb
     reads = 0 if control.read_sb == NO_SCOREBOARD else 1 << control.read_sb
@@ -78,7 +81,7 @@ def step(kernel: Kernel, state: State, item: Instruction) -> State:
             after.add(replace(entry, mask=entry.mask | new) if same else entry)
         else:
             after.add(entry)
-    after.update(_left_open(item))
+    after.update(opened)
     return frozenset(after)
 
 

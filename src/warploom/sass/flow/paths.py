@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from warploom.sass.decode.cubin import WORD_BYTES
 from warploom.sass.decode.kernel import Block, Instruction, Kernel
 
 DEEPEST_STACK: Final = 6
@@ -57,20 +56,11 @@ def following(kernel: Kernel, place: Place) -> Iterator[Place]:
             yield replace(here, block=successor)
 
 
-def _label_blocks(kernel: Kernel) -> dict[str, int]:
-    return {
-        name: kernel.block_of[offset // WORD_BYTES]
-        for offset, names in kernel.labels.items()
-        for name in names
-        if offset // WORD_BYTES < len(kernel.instructions)
-    }
-
-
 def _listed_targets(kernel: Kernel, note: str) -> tuple[int, ...]:
     """The blocks an indirect branch may go to, from nvdisasm's remark; empty when it has none."""
     if not note.startswith("BRANCH_TARGETS"):
         return ()
-    blocks = _label_blocks(kernel)
+    blocks = kernel.labelled_blocks
     names = note.removeprefix("BRANCH_TARGETS").replace(",", " ").split()
     return tuple(sorted({blocks[name] for name in names if name in blocks}))
 
@@ -82,7 +72,7 @@ def _opened(
     for item in kernel.items(block):
         if item.base == "BSSY":
             name, label = item.effects.operands[0].text, item.effects.operands[-1].text
-            target = _label_blocks(kernel).get(label[2:-1])
+            target = kernel.labelled_blocks.get(label[2:-1])
             if target is not None and (not barriers or barriers[-1] != (name, target)):
                 barriers = (*barriers, (name, target))[-DEEPEST_NESTING:]
     return barriers

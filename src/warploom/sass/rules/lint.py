@@ -13,6 +13,7 @@ what a compiler does knowingly and a person may want to know: pairs covered by d
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -237,28 +238,38 @@ def _collision(
             yield _finding(rule, item, reason, matrix, names)
 
 
-_Written = frozenset[tuple[int, int]]
-
-
 def _fences(kernel: Kernel) -> Iterator[LintFinding]:
-    """Registers written since the last WARPGROUP.ARRIVE may not reach a matrix instruction."""
+    """Registers written since the last WARPGROUP.ARRIVE may not reach a matrix instruction.
 
-    def step(state: _Written, item: Instruction) -> _Written:
-        if item.line.opcode.startswith("WARPGROUP.ARRIVE"):
-            return frozenset()
-        if inflight.is_asynchronous(item) or item.base == "WARPGROUP":
-            return state
-        return state | {
+    A state is a set of writes as the bits of one integer: a set of pairs for every instruction took
+    a third of all rules' time on a kernel with hundreds of accumulators.
+    """
+    writes = sorted(
+        {
             (access.resource, item.index)
+            for item in kernel.instructions
             for access in item.effects.writes
             if access.resource < UNIFORM_BASE
         }
+    )
+    of_register, of_item = defaultdict[int, int](int), defaultdict[int, int](int)
+    for place, (register, index) in enumerate(writes):
+        of_register[register] |= 1 << place
+        of_item[index] |= 1 << place
 
-    for item, state in states(kernel, frozenset[tuple[int, int]](), step, _Written.union):
+    def step(state: int, item: Instruction) -> int:
+        if item.line.opcode.startswith("WARPGROUP.ARRIVE"):
+            return 0
+        if inflight.is_asynchronous(item) or item.base == "WARPGROUP":
+            return state
+        return state | of_item.get(item.index, 0)
+
+    for item, state in states(kernel, 0, step, int.__or__):
         if inflight.is_asynchronous(item):
             used = inflight.group_registers(item)
-            unfenced = [pair for pair in state if pair[0] in used.sources | used.accumulators]
-            for register, index in sorted(unfenced)[:1]:
+            mine = sum(of_register.get(each, 0) for each in used.sources | used.accumulators)
+            if unfenced := state & mine:
+                register, index = writes[(unfenced & -unfenced).bit_length() - 1]
                 writer, name = kernel.instructions[index], resource_name(register)
                 reason = f"{name} comes from {writer} with no WARPGROUP.ARRIVE in between"
                 yield _finding("ASYNC_FENCE", item, reason, writer, (name,))

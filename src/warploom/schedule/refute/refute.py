@@ -35,6 +35,7 @@ from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Proof, Schedule
 from warploom.schedule.model.target import Target
 from warploom.schedule.refute.refute_rules import Choice, Gap, Limits, Rulebook
+from warploom.schedule.refute.remedies import Remedy, remedies
 
 Matrix = NDArray[np.int64]
 NEVER = -(10**12)  # a path that does not exist
@@ -268,9 +269,9 @@ class _Search:
     def _mend(self, state: _State) -> Iterator[_State] | Schedule:
         """One interval, everything decided: a schedule, or ways round what it breaks."""
         times = [int(t) for t in state.paths.max(axis=0)]
-        remedies = self.rules.remedies(times, state.low, state.home, state.limits)
-        if remedies is not None:
-            return self._remedied(state, remedies)
+        ways = remedies(self.rules, times, state.low, state.home, state.limits)
+        if ways is not None:
+            return self._remedied(state, ways)
         names = [node.id for node in self.rules.graph.nodes]
         groups = [self.rules.target.groups[w].name for w in state.home]
         at = {name: t - min(times) for name, t in zip(names, times, strict=True)}
@@ -287,10 +288,8 @@ class _Search:
         self.unknown = True  # a rule is broken that this search does not state
         return iter(())
 
-    def _remedied(
-        self, state: _State, remedies: Sequence[tuple[Sequence[Gap], Sequence[Choice], Limits]]
-    ) -> Iterator[_State]:
-        for gaps, choices, limits in remedies:
+    def _remedied(self, state: _State, ways: Sequence[Remedy]) -> Iterator[_State]:
+        for gaps, choices, limits in ways:
             child = state.copy()
             child.limits = limits
             if self._make(child, gaps):

@@ -46,14 +46,67 @@ DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }
 //@ read_e5m2
 DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }
 
+//@ Field
+// A signed number of some bits of a word. As a float it comes without a conversion, of which an SM
+// has few: with its sign flipped the field is the low part of the mantissa of 2^23, and one FFMA
+// takes away what was added and scales it back to its place.
+struct Field {
+  unsigned word;
+  int shift, bits;
+};
+DEVICE float number(Field x) {
+  const unsigned sign = 1u << (x.bits - 1) << x.shift, mask = (2 * sign - 1) >> x.shift << x.shift;
+  const float unit = 1.0f / (1 << x.shift);
+  const float whole = __uint_as_float((x.word & mask) ^ (0x4b000000u | sign));
+  return __fmaf_rn(whole, unit, -(8388608.0f + sign) * unit);
+}
+DEVICE Field low_nibble(Field x) { return Field{x.word, x.shift, 4}; }
+DEVICE Field high_nibble(Field x) { return Field{x.word, x.shift + 4, 4}; }
+
+//@ read_int8
+DEVICE Field read_int8(const Int8* p) { return Field{(unsigned char)p->bits, 0, 8}; }
+
+//@ half_of
+// One of two elements that were converted together: both halves of a pair are asked for, and the
+// compiler finds that the conversion is the same.
+DEVICE float half_of(unsigned pair, int high) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(high ? pair >> 16 : pair)));
+  return y;
+}
+
 //@ half_e4m3
 DEVICE float half_e4m3(unsigned short x, int high) {
-  return value_of(E4m3{(unsigned char)(high ? x >> 8 : x)});
+  unsigned pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(x));
+  return half_of(pair, high);
 }
 
 //@ half_e5m2
 DEVICE float half_e5m2(unsigned short x, int high) {
-  return value_of(E5m2{(unsigned char)(high ? x >> 8 : x)});
+  unsigned pair;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(x));
+  return half_of(pair, high);
+}
+
+//@ half_int8
+DEVICE Field half_int8(unsigned short x, int high) { return Field{x, high ? 8 : 0, 8}; }
+
+//@ nibbles_bf16
+// The signed numbers in four bits, from `shift` on, of two bytes: with its sign flipped each is the
+// low part of the mantissa of 128, and one packed FMA takes away what was added.
+DEVICE unsigned nibbles_bf16(unsigned short x, int shift) {
+  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x43084308u;
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(0xc308c308u));
+  return y;
+}
+
+//@ nibbles_fp16
+// The same in the mantissa of 1024.
+DEVICE unsigned nibbles_fp16(unsigned short x, int shift) {
+  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x64086408u;
+  asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0xe408e408u));
+  return y;
 }
 
 //@ read_bool

@@ -95,15 +95,17 @@ DEVICE void read_left(unsigned (&x)[4], unsigned tile, int row, int depth) {
 
 //@ read_bytes
 // Pairs of 8-bit elements of 16 columns as a lane holds those of sums: rows r and r + 8 of columns
-// 2 q and 2 q + 1 (q = lane % 4), then of the next 8 columns.
+// 2 q and 2 q + 1 (q = lane % 4), then of the next 8 columns. A lane's rows are 8 apart, so their
+// swizzle is the same, and its address differs from that of column 0 in the column's bits alone.
 template <int kWidth, int kRows>
 DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) {
   const int lane = threadIdx.x % 32;
+  const unsigned first = tile + tile_offset<kWidth, kRows>(row + lane / 4, lane % 4 * 2);
+  const unsigned at = (first ^ (col % kWidth)) + col / kWidth * kRows * kWidth;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int byte = col + i / 2 * 8 + lane % 4 * 2;
-    const unsigned at = tile + tile_offset<kWidth, kRows>(row + i % 2 * 8 + lane / 4, byte);
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x[i]) : "r"(at) : "memory");
+    asm volatile("ld.shared.u16 %0, [%1];"
+                 : "=h"(x[i]) : "r"(at + i % 2 * 8 * kWidth + i / 2 * 8) : "memory");
   }
 }
 

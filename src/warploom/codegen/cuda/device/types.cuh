@@ -68,3 +68,7 @@ DEVICE unsigned pair_of(E5m2*, float low, float high) {
   return pair;
 }
 DEVICE void set(E5m2& y, float x) { y.bits = (unsigned char)pair_of(&y, x, 0.0f); }
+
+//@ Int8
+struct Int8 { signed char bits; };
+DEVICE int value_of(Int8 x) { return x.bits; }

@@ -82,9 +82,9 @@ def fields(items: Iterable[Instruction], sm: int) -> dict[int, tuple[Field, ...]
     """{instruction index: the fields of its registers that were found for certain}."""
     trials = list(_trials(items))
     wanted = {trial.item.index: trial.item for trial in trials}
-    plain = texts([(item.low, item.high) for item in wanted.values()], sm) if wanted else []
-    before = dict(zip(wanted, plain, strict=True))
-    after = texts([trial.word for trial in trials], sm) if trials else []
+    plain = [(item.low, item.high) for item in wanted.values()]
+    said = texts([*plain, *(trial.word for trial in trials)], sm) if trials else []
+    before, after = dict(zip(wanted, said, strict=False)), said[len(plain) :]
     found: dict[int, list[Field]] = {}
     for trial, text in zip(trials, after, strict=True):
         field = _changed(trial, before[trial.item.index], text)

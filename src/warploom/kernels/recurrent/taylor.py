@@ -1,0 +1,87 @@
+"""A chunk with features of second order: Based (arXiv 2402.18668), exp(s) as 1 + s + s^2 / 2.
+
+Rows of a chunk weigh each other by that polynomial of s = scale q k^T itself. What was before them
+is a state of features phi(k) v^T with phi(q) phi(k) = 1 + s + s^2 / 2. Of the products x_i x_j of
+16 channels those with j - i = 0 ... 7 modulo 16 are 128 features in two parts of 64: a product of
+two selections, (A x)(B_part x), and selections are matmuls of zeros and ones with x: exact, and
+their results lie as the next operand wants them. What is left are the 8 products of channels 8
+apart with the constant beside them, and the channels, which are an operand as they were loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.kernels.recurrent.config import TAYLOR, RecurrentConfig
+from warploom.kernels.recurrent.task import CHUNK, Task, rows
+from warploom.tile import (
+    BF16,
+    FP32,
+    INT32,
+    Array,
+    Index,
+    Tile,
+    coordinate,
+    load,
+    loop,
+    span,
+    where,
+    zeros,
+)
+
+PARTS = 2
+HALF = TAYLOR // 2
+
+
+class TaylorTask(Task):
+    """Traces what one task does; rows of q are m, of k and v n, features c of channels d."""
+
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        super().__init__(config, arrays)
+        self.squared = self.scale * self.scale
+        c, d = coordinate("c", CHUNK).cast(FP32), coordinate("d", TAYLOR)
+        block = (c * (1.0 / TAYLOR)).cast(INT32).cast(FP32)
+        first = c - block * TAYLOR
+
+        def at(channel: Tile, weight: Tile | float = 1.0) -> Tile:
+            around = channel - where(channel >= float(TAYLOR), float(TAYLOR), 0.0)
+            return where(around.cast(INT32).equals(d), weight, 0.0).cast(BF16)
+
+        self.first = at(first)
+        self.of_k = [at(first + block + far) for far in (0.0, HALF / 2)]
+        # A square counts half: in the selection from q.
+        self.of_q = [at(first + block, where(block < 1.0, 0.5, 1.0)), self.of_k[1]]
+
+    def run(self) -> None:
+        """All of it."""
+        m, n, e = coordinate("m", CHUNK), coordinate("n", CHUNK), self.config.columns
+        states = [zeros(e=e, c=CHUNK) for _ in range(PARTS)]
+        linear, rest = zeros(e=e, d=TAYLOR), zeros(e=e, d=TAYLOR)
+        of_q, of_k = zeros(BF16, c=CHUNK, m=CHUNK), zeros(BF16, c=CHUNK, n=CHUNK)
+        for i in loop(self.chunks):
+            q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            out = (linear * self.scale).cast(BF16) @ q
+            linear += v @ k
+            out += rest.cast(BF16) @ self.apart("q", i, q, "m", self.squared)
+            rest += v @ self.apart("k", i, k, "n", 1.0)
+            first = (self.first @ q * self.squared).cast(BF16)
+            for second, state in zip(self.of_q, states, strict=True):
+                of_q.assign((first.cast(FP32) * (second @ q)).cast(BF16))
+                out += state.cast(BF16) @ of_q
+            first = (self.first @ k).cast(BF16)
+            for part, second in enumerate(self.of_k):
+                of_k.assign((first.cast(FP32) * (second @ k)).cast(BF16))
+                states[part] += v @ of_k
+            s = (k @ q) * self.scale
+            out += v @ where(n <= m, s * (s * 0.5 + 1.0) + 1.0, 0.0).cast(BF16)
+            self.put(i, out)
+
+    def apart(self, name: str, i: Index, x: Tile, axis: str, weight: Tile | float) -> Tile:
+        """The products of channels HALF apart and then the constant, [axis, d]: behind the last
+        channel there are zeros."""
+        place = self.batch, rows(i, axis), self.group, span(HALF, TAYLOR, "d")
+        other = load(self.arrays[name], *place)
+        # Read twice, so that it comes through a slot.
+        one, two = (x.cast(FP32) * (other.cast(FP32) * (weight * 0.5)) for _ in range(2))
+        constant = where(coordinate("d", TAYLOR).equals(HALF), 1.0, 0.0)
+        return (one + two + constant).cast(BF16)
