@@ -43,9 +43,11 @@ ENTRY_POINTS = (
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
     ".integrations.torch_attention_packed",
+    ".integrations.torch_cache",
     ".integrations.torch_decode",
     ".integrations.torch_experts",
     ".integrations.torch_gemm",
+    ".integrations.torch_mixed",
     ".integrations.torch_op",
     ".integrations.torch_convolution",
     ".integrations.torch_recurrent",
@@ -53,6 +55,8 @@ ENTRY_POINTS = (
     ".integrations.torch_rows",
     ".integrations.torch_weight_only",
     ".integrations.triton",
+    ".integrations.vllm",  # vLLM, by the entry point
+    ".integrations.vllm_backend",  # by its name
     ".balance",  # what several levels of memory ask for, for the gallery of derivations
     ".simulate",  # the oracle of block programs, for a kernel's author and the tests
 )

@@ -45,7 +45,7 @@ def baselines_of(
         }
     for v in data:
         if what == "fp8":
-            narrow = [v["q"], v["k"], v["natural"]]
+            narrow = [v[x] for x in "qkv"]
             v["narrow"] = [x.transpose(1, 2).contiguous() for x in narrow]
             v["wide"] = [
                 (x.to(torch.bfloat16) * v[f"scale_{n}"].to(torch.bfloat16))
@@ -166,9 +166,11 @@ def _front(
         o, _ = graph.sdpa(
             name="sdpa", q=q, k=k, v=v, generate_stats=False, attn_scale=config.factor, **bounds
         )
-        o.set_output(True).set_dim(q.get_dim()).set_stride(q.get_stride()).set_data_type(kind)
+        out = first[0].new_empty((*first[0].shape[:3], first[2].shape[3]))
+        rows, heads, d = out.shape[1:]
+        o.set_output(True).set_dim([len(out), heads, rows, d]).set_data_type(kind)
+        o.set_stride([rows * heads * d, d, heads * d, 1])
         ready = _ready(torch, graph, handle)
-        out = torch.empty_like(first[0])
 
         def front() -> Any:
             theirs = pick()["theirs"]

@@ -5,14 +5,18 @@
     python -m bench.attention_sitting prepare             on the GPU machine: libraries compile
     python -m bench.attention_sitting sit --name one      there: a sitting, three at least
     python -m bench.attention_sitting merge FILE...       sittings into bench/results
+    python -m bench.attention_sitting variants FILE...    of one sitting each, the times of variants
+                                                          that tuned tables are made from
 
 `bench/sitting.py` says what a sitting is. A case's kernel is what the chooser takes for its shape.
 `sit --front-door "CASE=FOLDER"` times what `warploom optimize` built into FOLDER beside it.
 Packed cases named `tables` make the table of tasks and bring it to the GPU inside every timed call
 (no CUDA graph, for anyone); the others find it there. fp8 cases stand beside cuDNN's fp8 and
-the 16-bit libraries on the same values; our kernel takes v in the order of
-`kernels.attention.values`, and `row-major` is it behind the kernel that puts v into that order.
-Operations: 4 * batch * heads * head_dim * pairs of a query and a key it sees (half when causal).
+the 16-bit libraries on the same values; `ordered` is our kernel for v that lies in the order of
+`kernels.attention.values` already. `latent` cases have values of 128 columns beside wider keys,
+as multi-head latent attention reads its prompts.
+Operations: 2 * batch * heads * (head sizes of keys and of values) * pairs of a query and a key it
+sees (half when causal).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +39,21 @@ from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.simt.choose import simt
 from warploom.errors import InputError
+from warploom.evidence import Evidence
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.attention.values import ordered_values
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
+from warploom.runtime.stats import median_interval
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
-ORDERING = "ordered-values"  # the folder of the kernel that puts values in order
+ORDERED = "ordered "  # begins the folders of kernels whose values lie in the order of quads
 RESULTS = kb.ROOT / "bench" / "results"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 MASKS = ("full", "causal")
+LATENT = 128  # the head size of values where keys have another one
 RESHAPED = ("sharp", "rising", "jump")
 WRONG = {"bf16": 0.01, "e4m3": 0.06}  # relative error of our output that fails
 WRONG_THEIRS = {"bf16": 0.02, "e4m3": 0.12}  # and of a baseline's, which then is none
@@ -57,6 +62,7 @@ CASES = (
     *(f"time {d} {m} {n}" for d in (96, 256) for m in MASKS for n in cases.LENGTHS[:4]),
     *(f"fp8 {d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
     *(f"fp8 256 {m} {n}" for m in MASKS for n in cases.LENGTHS[:4]),
+    *(f"latent 192 {m} {n}" for m in MASKS for n in cases.LENGTHS[::2]),
     "gqa 128 causal 8192",
     "window 128 causal 8192",
     *(f"packed {d} causal {which}" for d in (64, 128) for which in ("mixed", "short")),
@@ -102,6 +108,7 @@ class Case:
         return AttentionConfig(
             dtype=E4M3 if self.kind == "fp8" else BF16,
             head_dim=int(self.words[1]),
+            value_dim=LATENT if self.kind == "latent" else None,
             causal=self.words[2] == "causal",
             packed=self.kind == "packed",
             window=cases.WINDOW if self.kind == "window" else None,
@@ -111,7 +118,7 @@ class Case:
     @property
     def heads(self) -> int:
         """Query heads of a sequence."""
-        return WIDTH // int(self.words[1])
+        return WIDTH // (self.config.value_dim or self.config.head_dim)
 
     @property
     def lengths(self) -> int | list[int]:
@@ -130,9 +137,17 @@ class Case:
     @property
     def folder(self) -> str:
         """Of its kernel: cases share those that are the same."""
-        own = {"packed": "packed ", "window": "window ", "fp8": "fp8 ", "gqa": "gqa "}
-        lead = own.get(self.kind, "")
+        own = ("packed", "window", "fp8", "gqa", "latent")
+        lead = f"{self.kind} " if self.kind in own else ""
         return kb.slug(f"{lead}d{self.words[1]} {self.words[2]} {self.choice().name}")
+
+    @property
+    def configs(self) -> dict[str, AttentionConfig]:
+        """What is built, by its folder."""
+        found = {self.folder: self.config}
+        if self.kind == "fp8":
+            found[kb.slug(ORDERED + self.folder)] = replace(self.config, ordered=True)
+        return found
 
 
 def build_all(names: list[str]) -> None:
@@ -142,14 +157,13 @@ def build_all(names: list[str]) -> None:
         choice = case.choice()
         config = choice.config(case.config)
         table[case.name] = {"folder": case.folder, "variant": choice.name, "tile": config.tile}
-        if (FOLDER / case.folder).is_dir():
-            continue
-        built = build(attention(config), choice.schedule(config), allow=choice.allow)
-        built.write(FOLDER / case.folder)
-        if case.kind == "fp8":
-            program = ordered_values()
-            build(program, simt(program)).write(FOLDER / ORDERING)
-        print(f"{case.name:34} {choice.name:40} {built.resources.registers} registers", flush=True)
+        for folder, asked in case.configs.items():
+            if (FOLDER / folder).is_dir():
+                continue
+            own = choice.config(asked)
+            built = build(attention(own), choice.schedule(own), allow=choice.allow)
+            built.write(FOLDER / folder)
+            print(f"{case.name:34} {folder:60} {built.resources.registers} registers", flush=True)
     (FOLDER / "cases.json").write_text(json.dumps(table, indent=1))
 
 
@@ -196,17 +210,14 @@ def own_call(
     return with_table if case.tables else plain
 
 
-def row_major_call(
-    torch: Any, kernel: Any, first: Any, pick: Callable[[], dict[str, Any]], stream: Any, names: Any
+def ordered_call(
+    kernel: Any, case: Case, pick: Callable[[], dict[str, Any]], stream: Any
 ) -> Callable[[], None]:
-    """A call that puts v in order before."""
-    room: list[Any] = []
+    """A call of the kernel whose values lie in the order of quads."""
 
     def call() -> None:
         v = pick()
-        room[:] = room or [torch.empty_like(v["v"])]
-        first({"v": v["natural"], "out": room[0]}, stream=stream())
-        kernel({x: v[x] for x in names} | {"v": room[0]}, stream=stream())
+        kernel({x: v[x] for x in case.config.arrays} | {"v": v["ordered"]}, stream=stream())
 
     return call
 
@@ -237,7 +248,7 @@ def work_of(case: Case) -> float:
         pairs = pairs / lengths * (seen - seen * (seen - 1) / 2 / lengths)
     elif config.causal:
         pairs = pairs / 2
-    return 4 * pairs * config.head_dim
+    return 2 * pairs * (config.head_dim + (config.value_dim or config.head_dim))
 
 
 def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -267,10 +278,9 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     kernels = {own: Listed(one) if options.dry else one.kernel() for own, one in built.items()}
     ours = {own: own_call(torch, one, case, rows, pick, stream) for own, one in kernels.items()}
     if case.kind == "fp8":
-        second = Built.read(FOLDER / ORDERING)
-        first = Listed(second) if options.dry else second.kernel()
-        names = tuple(config.arrays)
-        ours["row-major"] = row_major_call(torch, kernels["default"], first, pick, stream, names)
+        second = Built.read(FOLDER / kb.slug(ORDERED + entry["folder"]))
+        kernel = Listed(second) if options.dry else second.kernel()
+        ours["ordered"] = ordered_call(kernel, case, pick, stream)
     what = "packed" if config.packed else case.kind
     libraries, left_out = st.kept(baselines_of(torch, what, data, pick, config), options)
     if options.dry:
@@ -382,9 +392,49 @@ def merge(paths: list[Path], results: Path) -> None:
         print(f"left out: {line}")
 
 
+def variants(path: Path) -> list[Evidence]:
+    """What one sitting saw of the 8-bit variants that its cases got, as `bench.attention` has it of
+    a run."""
+    header, found = st.read_sitting(path)
+    rows: list[Evidence] = []
+    for case in (one for one in found if one["name"].startswith("fp8")):
+        seen = st.seen_in_bursts(case)
+        bases = {name: seen.rates[name] for name in case["baselines"]}
+        best = max(bases, key=lambda name: bases[name])
+        middle, *interval = median_interval(seen.samples["default"], seen.samples[best])
+        first = seen.samples[case["baselines"][0]]
+        _, *control = median_interval(seen.samples[st.CONTROL], first)
+        _, head, mask, _ = case["name"].split()
+        variant = f"fp8 d{head}{' causal' * (mask == 'causal')} {case['default']}"
+        rows.append(
+            Evidence(
+                "attention-forward",
+                f"attention-forward {variant}",
+                case["shape"],
+                case["dtype"],
+                header["device"],
+                header["driver"],
+                case["compiler"],
+                header["date"],
+                header["argv"],
+                "TFLOP/s",
+                "higher",
+                seen.rates["default"],
+                bases,
+                middle,
+                (interval[0], interval[1]),
+                (control[0], control[1]),
+                len(first),
+                {"numerics": case["checks"]["default"]},
+                f"torch {header['torch']}; {variant}; one sitting",
+            )
+        )
+    return rows
+
+
 def main() -> int:
     """Command line."""
-    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "merge"))
+    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "merge", "variants"))
     args.prepare = args.mode == "prepare"
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
@@ -392,6 +442,9 @@ def main() -> int:
         return 0
     if args.mode == "merge":
         merge(args.files, RESULTS)
+        return 0
+    if args.mode == "variants":
+        kb.put(RESULTS / "attention_variants.json", [r for p in args.files for r in variants(p)])
         return 0
     return _prepare(args, names) if args.prepare else st.sit(sit, args, names)
 

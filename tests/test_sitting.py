@@ -312,14 +312,12 @@ def test_a_dry_sitting_makes_every_kind_of_case(
     watched = eager
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     monkeypatch.setattr(sits, "kernel_table", lambda: {name: entry})
-    ordering = SimpleNamespace(source=SimpleNamespace(arrays=[*map(of_name, ("v", "out"))]))
-    images = {sits.FOLDER / sits.ORDERING: ordering} if case.kind == "fp8" else {}
-    monkeypatch.setattr(sits.Built, "read", staticmethod(lambda path: images.get(path, image)))
+    monkeypatch.setattr(sits.Built, "read", staticmethod(lambda path: image))
     monkeypatch.setattr(sits.st, "Dry", Watched)
     found = sits.sit(name, 6, options("cuDNN"))
     assert found["refused"] == ({"cuDNN": "left out by --without"} if case.kind in PLAIN else {})
     assert eager == [case.tables]  # what the host does is timed where it is part of the call
-    own = {"default", "row-major"} if case.kind == "fp8" else {"default"}
+    own = {"default", "ordered"} if case.kind == "fp8" else {"default"}
     assert set(found["bursts"]) == {*found["baselines"], "control", *own}
     assert all(len(one["ms"]) == 6 for one in found["bursts"].values())
     if case.kind == "fp8":

@@ -98,3 +98,26 @@ def test_the_operator_is_one_of_torchs():
     )
     compiled = torch.compile(lambda q: decode.attention_with_kvcache(q, **arguments) * 2.0)
     assert torch.equal(compiled(q), decode.attention_with_kvcache(q, **arguments) * 2.0)
+
+
+@pytest.mark.parametrize("page", [None, 16, 128])
+def test_caches_of_8_bits(page):
+    lengths, narrow = (700, 0, 1023, 64), torch.float8_e4m3fn
+    arguments, k, v = caches(len(lengths), 1024, lengths, page)
+    rounded = {x: arguments[x].to(narrow) for x in ("k_cache", "v_cache")}
+    q = torch.randn(len(lengths), 2, HEADS, D, device="cuda").to(narrow)
+    factors = [torch.rand(len(lengths), KV_HEADS, device="cuda") + 0.5 for _ in "qkv"]
+    names = ("q_descale", "k_descale", "v_descale")
+    lifted = [
+        x.to(narrow).double() * by[:, None, :, None]
+        for x, by in zip((k, v), factors[1:], strict=True)
+    ]
+    wide = q.double() * factors[0].repeat_interleave(HEADS // KV_HEADS, 1)[:, None, :, None]
+    want = exact(wide, *lifted, lengths, causal=True)
+    for splits in (0, 1, 5):
+        got = decode.attention_with_kvcache(
+            q, **{**arguments, **rounded}, causal=True, num_splits=splits,
+            **dict(zip(names, factors, strict=True)),
+        )  # fmt: skip
+        assert got.dtype is torch.bfloat16
+        assert close(got, want, 0.06)

@@ -158,3 +158,16 @@ def test_a_compiled_graph_is_captured():
     for _ in range(4):
         x = matrix(M, K)
         assert close(run(x).clone(), x.double() @ w.double())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_of_another_head_size(causal):
+    q, k = (torch.randn(2, 4, n, 192, device="cuda").bfloat16() for n in (300, 500))
+    v = torch.randn(2, 4, 500, 128, device="cuda").bfloat16()
+    got = torch_op.attention(q, k, v, causal=causal)
+    scores = q.double() @ k.double().mT / 192**0.5
+    if causal:
+        at = torch.arange(500, device="cuda")
+        scores = scores.masked_fill(at > at[:300, None] + 200, -torch.inf)
+    want = torch.softmax(scores, -1) @ v.double()
+    assert float((got.double() - want).norm() / want.norm()) < 6e-3

@@ -49,7 +49,20 @@ def test_outputs_are_like_q():
         assert attention_with_kvcache(**fake).shape == (2, 1, 8, 64)
 
 
+NARROW = {
+    **{x: meta(2, 64, 2, 64, dtype=torch.float8_e4m3fn) for x in ("k_cache", "v_cache")},
+    "q": meta(2, 1, 8, 64, dtype=torch.float8_e4m3fn),
+}
+FACTORS = {f"{x}_descale": meta(2, 2, dtype=torch.float32) for x in "qkv"}
+
+
+def test_8_bits_give_bf16():
+    assert attention_with_kvcache(**given(**NARROW, **FACTORS)).dtype is torch.bfloat16
+
+
 REFUSED = {
+    "expected q_descale, k_descale and v_descale of fp32 .2, 2.": NARROW,
+    "k_descale.*and none for others": FACTORS,
     "expected q .batch, queries, heads, d": {"q": meta(2, 8, 64)},
     "one element type": {"v_cache": meta(2, 64, 2, 64, dtype=torch.float16)},
     "a whole number of heads": {"q": meta(2, 1, 7, 64)},
@@ -61,7 +74,7 @@ REFUSED = {
         "k_cache": meta(2, 48, 2, 64),
         "v_cache": meta(2, 48, 2, 64),
     },
-    "fp32 heads of 64: expected bf16 or fp16": {
+    "fp32 heads of 64: expected bf16, fp16 or e4m3": {
         name: meta(2, 1 if name == "q" else 64, 2, 64, dtype=torch.float32)
         for name in ("q", "k_cache", "v_cache")
     },

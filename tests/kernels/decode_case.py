@@ -72,6 +72,11 @@ def decode_case(
                     part = source[b, :, column * config.page : (column + 1) * config.page]
                     pages[arrays["table"][b, column], : part.shape[1]] = part.swapaxes(0, 1)
             arrays[name] = pages
+    if config.narrow:  # factors of q and k that cancel, and one of v for every head
+        ones = np.ones((batch, heads))
+        own = 1.0 + 0.5 * np.arange(heads) * ones
+        arrays |= {"scale_q": 0.5 * ones, "scale_k": 2.0 * ones, "scale_v": own}
+        want = want * own[..., None, None]
     if config.split:
         shape = (batch, heads, splits, rows)
         arrays |= {"parts": np.full((*shape, d), np.nan), "sums": np.full(shape, np.nan)}

@@ -153,7 +153,7 @@ def test_attention_of_8_bits_is_close_to_float64(causal, optimistic):
     rng = np.random.default_rng(2)
     arrays = {
         "q": rng.normal(size=(1, 2, 150, 32)), "k": rng.normal(size=(1, 2, 150, 32)),
-        "v": rng.normal(size=(1, 2, 32, 160)), "scale_q": np.array([0.5]),
+        "v": rng.normal(size=(1, 2, 150, 32)), "scale_q": np.array([0.5]),
         "scale_k": np.array([1.5]), "scale_v": np.array([2.0]),
         "o": np.full((1, 2, 150, 32), np.nan), "lse": np.full((1, 2, 150), np.nan),
     }  # fmt: skip

@@ -180,7 +180,7 @@ def test_weights_of_8_bits_on_the_emulated_machine():
     program, launch = attention(config), LaunchPlan(skip_voted=True)
     schedule = schedule_for(program, Policy("pingpong-early", launch, groups=1, depth=2))
     rng = np.random.default_rng(3)
-    shapes = {"q": (1, 1, 70, 32), "k": (1, 1, 200, 32), "v": (1, 1, 32, 208)}
+    shapes = {"q": (1, 1, 70, 32), "k": (1, 1, 200, 32), "v": (1, 1, 200, 32)}
     arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     arrays |= {f"scale_{name}": np.array([1.0]) for name in "qkv"}
     arrays["q"][..., 0] = 1.0

@@ -170,12 +170,14 @@ def _with_last_behind(
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
-    """The tiles in each ring of a loop, by the ring's name."""
+    """The tiles in each ring of a loop that groups read, by the ring's name."""
     rings = rings_of(placement, lambda section, op: 1)
-    return {
+    found = {
         name: [op.dst.name for op in loads if op.dst]
-        for name, (_, loads) in local_rings(rings, loop).items()
+        for name, (_, loads) in local_rings(placement, rings, loop).items()
     }
+    raw = set(placement.turned.values())
+    return {name: names for name, names in found.items() if raw.isdisjoint(names)}
 
 
 def overlapped(

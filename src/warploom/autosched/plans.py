@@ -138,12 +138,15 @@ def ordered(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=lambda word: place.get(word.partition("=")[0], len(place))))
 
 
-def registers(words: tuple[str, ...], groups: int, resident: int) -> tuple[int, int] | None:
-    """(loading, computing) registers a thread, where the usual split is not taken."""
+def registers(
+    words: tuple[str, ...], groups: int, resident: int, turns: bool = False
+) -> tuple[int, int] | None:
+    """(loading, computing) registers a thread, where the usual split is not taken; `turns`: the
+    loading group turns operands."""
     given = dict(word.split("=") for word in words)
     wanted = given.get("registers")
-    if wanted is None and not (_dynamic(words) and groups == 2):
-        return None  # a dynamic order needs more to load, which three groups cannot spare
+    if wanted is None and not ((_dynamic(words) or turns) and groups == 2):
+        return None  # these need more to load, which three groups cannot spare
     loading = int(wanted or LOADERS[-1])
     computing = (register_pool(groups, resident) - loading) // groups // 8 * 8
     return loading, min(computing, MOST_REGISTERS)

@@ -1,9 +1,9 @@
 """Attention of 8-bit elements as PyTorch operators: `attention_fp8` and `ordered_values`.
 
 q, k and v are `torch.float8_e4m3fn` with factors in fp32, one of a tensor or one of every head. The
-matmul of weights and values wants keys last and in another order (`kernels.attention.values`):
-`attention_fp8` takes v as it is and puts it into that order first, by a kernel of its own, or takes
-what `ordered_values` gave, for those that use it more than once.
+matmul of weights and values wants keys last and in another order (`kernels.attention.values`): the
+kernel turns v on its way through shared memory, or takes what `ordered_values` gave, which saves
+that work where values are used often.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def _check(*args: Any) -> AttentionConfig:
         group=heads // kv_heads,
         scale=scale,
         head_scales=not single,
+        ordered=ordered,
         out=BF16 if scale_o is None else E4M3,
     )
 
@@ -106,12 +107,12 @@ def _result(config: AttentionConfig, q: Any, *_: Any) -> Any:
 
 
 def _fill(config: AttentionConfig, out: Any, *args: Any) -> None:
-    q, k, v, scale_q, scale_k, scale_v, scale_o, *_, ordered = args
+    q, k, v, scale_q, scale_k, scale_v, scale_o, *_ = args
     if k.numel() == 0:
         out.zero_()
         return
     choice = choose_attention(q.shape[2], config, k.shape[2], q.shape[0] * q.shape[1])
-    arrays = {"q": q, "k": k, "v": v if ordered else _ordered(v), "o": out}
+    arrays = {"q": q, "k": k, "v": v, "o": out}
     factors = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     shaped = {n: x.contiguous() if config.head_scales else x.view(1) for n, x in factors.items()}
     if scale_o is not None:

@@ -39,11 +39,14 @@ from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
 torch: Any = torch_module()
+NARROW = torch.float8_e4m3fn
+FACTORS = ("q_descale", "k_descale", "v_descale")
 
 SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table=None, "
     "float? softmax_scale=None, bool causal=False, int? window=None, float softcap=0.0, "
-    "int num_splits=0, bool batch_invariant=False) -> Tensor"
+    "int num_splits=0, bool batch_invariant=False, Tensor? q_descale=None, "
+    "Tensor? k_descale=None, Tensor? v_descale=None) -> Tensor"
 )
 
 
@@ -51,8 +54,9 @@ def _config(
     q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, *options: Any
 ) -> DecodeConfig:
     """The kernels that a call needs; raises `InputError` where there are none."""
+    softmax_scale, causal, window, softcap, _, batch_invariant, *factors = options
     _check(q, k_cache, v_cache, cache_seqlens, block_table)
-    softmax_scale, causal, window, softcap, _, batch_invariant = options
+    _check_factors(q, k_cache, dict(zip(FACTORS, factors, strict=True)))
     return DecodeConfig(
         dtype=dtype(element_type(q.dtype)),
         head_dim=q.shape[3],
@@ -95,6 +99,17 @@ def _check(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: 
         raise InputError(f"attention_with_kvcache of {listed}: {problem}")
 
 
+def _check_factors(q: Any, k_cache: Any, factors: dict[str, Any]) -> None:
+    given = {name: one for name, one in factors.items() if one is not None}
+    shape = (q.shape[0], k_cache.shape[2])
+    wrong = [n for n, x in given.items() if x.dtype != torch.float32 or tuple(x.shape) != shape]
+    if wrong or (given and q.dtype != NARROW) or (q.dtype == NARROW and len(given) < 3):
+        raise InputError(
+            f"attention_with_kvcache of {q.dtype} with {sorted(given)}: expected q_descale, "
+            f"k_descale and v_descale of fp32 {list(shape)} for {NARROW}, and none for others"
+        )
+
+
 @cache
 def _sms(device: int | None) -> int:
     """SMs of a device; where tensors are on "meta", of the GPU that kernels are tuned for."""
@@ -104,7 +119,7 @@ def _sms(device: int | None) -> int:
 
 
 def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
-    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits, _ = args
+    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits, _ = args[:-3]
     batch, queries, _, d = q.shape
     kv_heads, rows = k_cache.shape[2], queries * config.group
     keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
@@ -112,6 +127,8 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     plan = planned(config, batch * kv_heads, queries, keys, sms, num_splits)
     packed = q.unflatten(2, (kv_heads, config.group)).transpose(1, 2)
     arrays = {"q": packed.reshape(batch, kv_heads, rows, d), "lengths": cache_seqlens}
+    if config.narrow:
+        arrays |= {f"scale_{x}": one for x, one in zip("qkv", args[-3:], strict=True)}
     if block_table is None:
         arrays |= {"k": k_cache.transpose(1, 2), "v": v_cache.transpose(1, 2)}
     else:
@@ -149,7 +166,7 @@ def _parts(plan: Plan, q: Any) -> dict[str, Any]:
 
 
 def _result(config: DecodeConfig, q: Any, *_: Any) -> Any:
-    return q.new_empty(q.shape)
+    return q.new_empty(q.shape, dtype=torch.bfloat16 if config.narrow else q.dtype)
 
 
 NAME = "warploom::attention_with_kvcache"
@@ -170,6 +187,9 @@ def attention_with_kvcache(
     softcap: float = 0.0,
     num_splits: int = 0,
     batch_invariant: bool = False,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, queries, heads, d]` over the first
     `cache_seqlens: [batch]` keys of each cache, `[batch, keys, kv_heads, d]` or, with
@@ -179,6 +199,9 @@ def attention_with_kvcache(
     a query sees, -1 for all; after it 0 or all. `num_splits` parts of the keys; 0: chosen. Without
     `cache_seqlens` all keys count; an int is the length of all. What the caches hold beyond a
     length has to be finite. Raises `InputError` for what no kernel takes.
+
+    Tensors of e4m3 are times `q_descale, k_descale, v_descale: [batch, kv_heads]` (fp32), and give
+    bf16.
 
     `batch_invariant`: the bits of a sequence are the same in every batch, because its keys are cut
     into parts of one size, as many as it has itself.
@@ -213,6 +236,9 @@ def attention_with_kvcache(
         softcap,
         num_splits,
         batch_invariant,
+        q_descale,
+        k_descale,
+        v_descale,
     )
 
 

@@ -115,12 +115,14 @@ def _attention_sizes(
 ) -> None:
     """What was not given of d, heads and kv_heads follows from the rest."""
     sizes["d"] = config.head_dim
+    if config.value_dim:
+        sizes["e"] = config.value_dim
     if "heads" not in given:
         pairs = sizes["kv_heads"] if "kv_heads" in given else sizes["heads"] // config.group
         sizes["heads"] = max(1, pairs) * config.group
     if "kv_heads" not in given:
         sizes["kv_heads"] = sizes["heads"] // config.group
-    if config.narrow:
+    if config.ordered:
         sizes["places"] = -(-sizes["keys"] // QUAD_PLACES) * QUAD_PLACES
     heads, kv_heads = sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads != kv_heads * config.group:

@@ -8,7 +8,7 @@ counts (`analysis.instructions`) and the cost table of the machine.
 Edges, for every register tile v and shared tile s of the loop:
 
     data    the op that wrote v -> each reader, one iteration on where v is carried
-    ring    the load of s -> each matmul that reads it
+    ring    the load of s -> each matmul that reads it, or what turns it for them
     order   each reader of v -> the next op that writes v, `copies` iterations on where every
             iteration begins v anew and v has that many copies (modulo variable expansion)
 """
@@ -37,6 +37,8 @@ from warploom.tile.ops import OPS
 LANES = 128  # threads of a warp group
 WORD = 4  # bytes
 KIB = 1024
+TURN_WARPS, TURN_COLUMNS, TURN_KEYS = 3, 16, 32  # that turn operands, and of a step of one
+TURN_ISSUE = 18  # cycles in which a step is issued, of four permutations two each
 GUARD = 8  # instructions of a thread that find out that an op changes nothing
 HALF_RATE = "HALF"  # the unit of comparisons, selections and conversions
 
@@ -100,7 +102,8 @@ class _Extractor:
 
     def result(self, shared_bytes: int, beside: bool) -> Extraction:
         for op in self.loads:
-            self._add(_load(self.costs, op))
+            turned = op.kind != "load"
+            self._add(_turn(self.costs, op) if turned else _load(self.costs, op))
         parts = self.placement.parts
         for part in range(parts):
             for op in self.ops:
@@ -279,6 +282,10 @@ class _Extractor:
                     load = by_name[var.name].label
                     delay = self.nodes[load].latency
                     self._edge(Edge(load, f"{op.label}/{part}", delay, 0, "ring", wait, True))
+        for operand, source in self.placement.turned.items():
+            if operand in by_name:
+                load, turn = by_name[source].label, by_name[operand].label
+                self._edge(Edge(load, turn, self.nodes[load].latency, 0, "ring", wait, True))
 
     def _registers(self, part: int) -> None:
         names = {op.dst.name for op in self.ops if op.dst is not None}
@@ -349,6 +356,33 @@ def _streams(node: Node) -> bool:
 def _flops(op: Op) -> int:
     assert op.dst is not None
     return 2 * prod(op.dst.type.shape) * op.srcs[0].type.size(contracted(op))
+
+
+def turn_cycles(costs: CostTable, kind: TileType) -> float:
+    """Cycles in which warps of the loading group turn a tile into one of that type: for 32 keys of
+    16 columns a warp reads matrices, exchanges their bytes and writes them, one after another."""
+    columns, keys = kind.shape
+    steps = ceil(columns / TURN_COLUMNS / TURN_WARPS) * ceil(keys / TURN_KEYS)
+    return steps * (costs.rate("smem.latency") + TURN_ISSUE)
+
+
+def _turn(costs: CostTable, op: Op) -> Node:
+    """What warps of the loading group do to a loaded tile: it goes through registers and back."""
+    assert op.dst is not None
+    size = prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+    takes, issue = ceil(turn_cycles(costs, op.dst.type)), costs.cycles("load.issue")
+    return Node(
+        op.label,
+        op.kind,
+        (UnitUse("SMEM", costs.shared(2 * size)), UnitUse("ISSUE", issue)),
+        latency=takes,
+        issue=issue,
+        memory={"smem": size},
+        min_warps=1,
+        asynchronous=True,
+        variable_latency=True,
+        latency_range=(takes, takes),
+    )
 
 
 def _load(costs: CostTable, op: Op) -> Node:

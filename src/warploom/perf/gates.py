@@ -1,4 +1,13 @@
-"""What lets the groups of a loop go on: loads that are complete, slots given back, turns."""
+"""The gates of a loop that is replayed: when loads arrive, slots are free and turns begin.
+
+loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
+          its time on the link: an SM's own rate, or its share of L2's when all of them load.
+          Neighbours that ask for the same bytes are served together (`Rates`)
+turned    warps of the loading group take a slot, turn it for as long as `extract.turn_cycles`
+          says, and publish another
+slots     a ring's slot is filled again when every group gave it back
+turns     a group's turn begins when the one before passes it on
+"""
 
 from __future__ import annotations
 
@@ -13,11 +22,13 @@ from warploom.codegen.ir.steps import (
     Fill,
     Publish,
     Release,
+    RingStep,
     Step,
     TurnPass,
     TurnWait,
     Wait,
 )
+from warploom.perf.extract import turn_cycles
 from warploom.schedule.model.costs import CostTable
 
 KIB = 1024
@@ -40,16 +51,19 @@ class Copy:
 
 
 def section_of(block: BlockProgram, index: str, part: int) -> Pipeline:
-    role = next(role for role in block.roles if role.part == part and not role.loads)
+    """The loop of a compute group."""
+    role = next(role for role in block.roles if role.part == part)
     return next(s for s in role.sections if isinstance(s, Pipeline) and s.loop.index == index)
 
 
-def loader_of(block: BlockProgram, index: str) -> Pipeline:
-    role = next(role for role in block.roles if role.loads)
-    return next(s for s in role.sections if isinstance(s, Pipeline) and s.loop.index == index)
-
-
-# ---- which loop of the machine code it is
+def loading_of(block: BlockProgram, index: str) -> tuple[Pipeline, ...]:
+    """What fills the slots of a loop: the loading thread, and the warps that turn operands."""
+    return tuple(
+        section
+        for role in block.roles
+        for section in role.sections
+        if not role.computes and isinstance(section, Pipeline) and section.loop.index == index
+    )
 
 
 def _uses(steps: Sequence[Step], ring: str) -> int:
@@ -96,7 +110,8 @@ class Gates:
             for ring, count in self.given[part].items():
                 for use in range(count):
                     self._releases(ring, use).append(0.0)
-        self.loader = self._loads(loader_of(block, index))
+        loader, *turners = loading_of(block, index)
+        self.loading = [self._loads(loader), *map(self._turns, turners)]
         self.blocked = False
 
     def _ahead(self, section: Pipeline, kind: type[Wait | Release]) -> dict[str, int]:
@@ -125,11 +140,19 @@ class Gates:
         use = self.waited[group].get(step.ring, 0) + turn * each + before
         slots = self.full.setdefault(step.ring, [])
         while len(slots) <= use:
-            self.blocked = False
-            next(self.loader)
-            if self.blocked:
+            if not any(map(self._goes_on, self.loading)):
                 return None
         return slots[use]
+
+    def _goes_on(self, one: Generator[None, None, None]) -> bool:
+        """Whether what fills slots could do so once more."""
+        self.blocked = False
+        next(one)
+        return not self.blocked
+
+    def _takers(self, ring: str) -> int:
+        """How many give a slot of a ring back."""
+        return 1 if self.block.is_raw(self.block.ring(ring)) else self.parts
 
     def signals(self, group: int, number: int, now: float) -> None:
         """The group gives a slot back, or its turn on."""
@@ -151,7 +174,7 @@ class Gates:
             depth = self.block.ring(ring).depth
             for use, begin in list(enumerate(begun))[depth:]:
                 given = self._releases(ring, use)
-                freed = max(given) if len(given) == self.parts else inf
+                freed = max(given) if len(given) == self._takers(ring) else inf
                 found.append(Copy(ring, use % depth, begin, self.full[ring][use], freed))
         return tuple(found)
 
@@ -172,15 +195,8 @@ class Gates:
                         continue
                 if isinstance(step, Acquire):
                     before = uses[ring] - self.block.ring(ring).depth
-                    while before >= 0 and len(self._releases(ring, before)) < self.parts:
-                        self.blocked = True
-                        yield
-                    if before >= 0:
-                        wake = self.table.value("barrier.wait")
-                        now = max(
-                            now + self.table.value("barrier.poll"),
-                            max(self._releases(ring, before)) + wake,
-                        )
+                    yield from self._until(ring, before)
+                    now = self._freed_at(ring, before, now)
                     complete = began = now
                 elif isinstance(step, Fill):
                     size, issues = self._copy(step)
@@ -196,6 +212,50 @@ class Gates:
                     uses[ring] = uses.get(ring, 0) + 1
                     self.full.setdefault(ring, []).append(complete)
                     self.begun.setdefault(ring, []).append(began)
+                    yield
+
+    def _until(self, ring: str, use: int) -> Generator[None, None, None]:
+        """Blocked, until a use of a slot has been given back."""
+        while use >= 0 and len(self._releases(ring, use)) < self._takers(ring):
+            self.blocked = True
+            yield
+
+    def _freed_at(self, ring: str, use: int, now: float) -> float:
+        """When one who waits for that sees it."""
+        if use < 0:
+            return now
+        seen = max(self._releases(ring, use)) + self.table.value("barrier.wait")
+        return max(now + self.table.value("barrier.poll"), seen)
+
+    def _turns(self, section: Pipeline) -> Generator[None, None, None]:
+        """The warps that turn operands, as `_loads`; they too begin with full rings."""
+        now, began = 0.0, 0.0
+        uses: dict[str, int] = {}
+        while True:
+            for step in section.steady:
+                if not isinstance(step, RingStep | Fill):
+                    continue
+                ring = step.ring
+                use = uses.get(ring, 0)
+                idle = use < self.block.ring(ring).depth
+                if isinstance(step, Acquire) and not idle:
+                    before = use - self.block.ring(ring).depth
+                    yield from self._until(ring, before)
+                    now = began = self._freed_at(ring, before, now)
+                elif isinstance(step, Wait) and not idle:
+                    while len(self.full.setdefault(ring, [])) <= use:
+                        self.blocked = True
+                        yield
+                    now = max(now, self.full[ring][use]) + self.table.value("barrier.wait")
+                elif isinstance(step, Fill) and not idle and step.op.dst is not None:
+                    now += turn_cycles(self.table, step.op.dst.type)
+                elif isinstance(step, Release):
+                    self._releases(ring, use).append(now)
+                    uses[ring] = use + 1
+                elif isinstance(step, Publish):
+                    self.full.setdefault(ring, []).append(now)
+                    self.begun.setdefault(ring, []).append(began)
+                    uses[ring] = use + 1
                     yield
 
     def _copy(self, step: Fill) -> tuple[int, int]:

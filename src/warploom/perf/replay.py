@@ -2,13 +2,7 @@
 
 What is walked is what ptxas made of the steps: its order, its waits, its stalls. Each steady loop
 of the program is found in the cubin, one warp of each compute group runs it (`timing.partition`),
-and the gates are those of the block program:
-
-    loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
-              its time on the link: an SM's own rate, or its share of L2's when all of them load.
-              Neighbours that ask for the same bytes are served together (`Rates`)
-    slots     a ring's slot is filled again when every group gave it back
-    turns     a group's turn begins when the one before passes it on
+and the gates are those of the block program (`perf.gates`).
 
 Between the loops the warps take the usual way through the machine code, its gates open.
 
@@ -24,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from warploom.codegen.ir.block import BlockProgram, Pipeline
@@ -44,7 +38,7 @@ from warploom.perf.gates import (
     Copy,
     Gates,
     Rates,
-    loader_of,
+    loading_of,
     section_of,
 )
 from warploom.sass.decode.cubin import parse
@@ -67,6 +61,7 @@ WARPS = 4  # of a group
 MATMUL_ROWS = 64  # of the first operand of a matrix instruction
 OPERAND_BYTES = 32  # of a row that a matrix instruction reads
 BANK_BYTES, LANE_CYCLES = 128, 4  # of a warp's access of 32 bits a lane, and its cycles in the pipe
+TURN_BYTES, TURN_INSTRUCTIONS = 512, 6  # of a step of warps that turn operands
 
 
 @dataclass(frozen=True)
@@ -237,6 +232,9 @@ def cycles_of(found: Mapping[str, Prediction]) -> float:
     return sum(one.cycles for one in found.values())
 
 
+# ---- which loop of the machine code it is
+
+
 def _counterpart(
     loops: Sequence[SteadyLoop], section: Pipeline, graph: Graph
 ) -> tuple[SteadyLoop, int]:
@@ -348,8 +346,14 @@ def _events(
             add("smem", groups * WARPS * slot.occupancy * BANK_BYTES / LANE_CYCLES)
         elif slot.reads:
             add("instruction", groups * WARPS)
-    for step in loader_of(block, index).steady:
-        if isinstance(step, Fill) and step.op.dst is not None:
+    for step in (step for section in loading_of(block, index) for step in section.steady):
+        if not isinstance(step, Fill) or step.op.dst is None:
+            continue
+        size = prod(step.op.dst.type.shape) * step.op.dst.type.dtype.bytes
+        if block.is_turned(block.ring(step.ring)):
+            add("smem", 2 * size)
+            add("instruction", size / TURN_BYTES * TURN_INSTRUCTIONS)
+        else:
             add("copy", block.home(step.op.dst.name)[1].tile.bytes)
     return found
 

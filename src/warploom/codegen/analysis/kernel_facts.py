@@ -36,6 +36,7 @@ class KernelFacts:
     read_by_lanes  rings with a tile that a group also reads into registers
     overwritten  sums that the first matmul overwrites
     loader       the code of the role that copies
+    transposer   the code of the role that turns operands; None: there is none
     codes        the code of the compute roles: of one for all groups where they do the same
     """
 
@@ -49,6 +50,7 @@ class KernelFacts:
     read_by_lanes: frozenset[str]
     overwritten: frozenset[str]
     loader: RoleCode
+    transposer: RoleCode | None
     codes: tuple[RoleCode, ...]
 
 
@@ -89,11 +91,12 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         ),
         sums,
         role_code(block, loader, sums),
+        next((role_code(block, role, sums) for role in block.roles if role.transposes), None),
         tuple(role_code(block, role, sums) for role in _distinct(block)),
     )
 
 
 def _distinct(block: BlockProgram) -> tuple[Role, ...]:
-    computes = [role for role in block.roles if not role.loads]
+    computes = [role for role in block.roles if role.computes]
     same = all(role.sections == computes[0].sections for role in computes)
     return (computes[0],) if same else tuple(computes)

@@ -202,7 +202,8 @@ def _in_order(block: BlockProgram) -> list[Op]:
     """The loads and stores of the roles as their code names them, the producer's first."""
     roles = sorted(block.roles, key=lambda role: not role.loads)
     moving = [s.op for role in roles for s in _steps(role) if isinstance(s, Fill | Run)]
-    return [op for op in moving if op.kind in STORES or _is_filled(block, op)]
+    copied = [op for op in moving if op.array is not None]
+    return [op for op in copied if op.kind in STORES or _is_filled(block, op)]
 
 
 def _is_filled(block: BlockProgram, op: Op) -> bool:

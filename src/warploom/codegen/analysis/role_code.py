@@ -183,14 +183,14 @@ class _Coder:
         return LoopCode(
             section,
             *made,
-            by_iteration=frozenset() if self.role.loads else _by_iteration(self.block, section),
-            zeroed=() if self.role.loads else self._zeroed(section.loop),
+            by_iteration=_by_iteration(self.block, section) if self.role.computes else frozenset(),
+            zeroed=self._zeroed(section.loop) if self.role.computes else (),
             rotated=self._rotated(section, made),
         )
 
     def _rotated(self, section: Pipeline, made: Iterations) -> Rotated | None:
         """The iterations as a rotated loop has them; None where nothing is started ahead."""
-        if not self.block.launch.rotate_loops or self.role.loads or not section.depth:
+        if not self.block.launch.rotate_loops or not self.role.computes or not section.depth:
             return None
         prologue, steady, *_ = made
         older = len(steady) - len(prologue[0])

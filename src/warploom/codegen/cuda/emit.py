@@ -16,7 +16,7 @@ from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
 from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
 from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
-from warploom.codegen.cuda.emit_steps import StepCode
+from warploom.codegen.cuda.emit_steps import StepCode, raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
@@ -33,7 +33,10 @@ from warploom.tile import Var
 from warploom.tile.dtypes import HALVES, dtype
 
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
-SLOT_READS = ("tile_offset", "load_matrix", "load_matrix_transposed", "read_left", "read_bytes")
+SLOT_READS = (
+    *("tile_offset", "load_matrix", "load_matrix_transposed"),
+    *("read_left", "read_bytes", "turn_tile"),
+)
 
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
@@ -60,6 +63,7 @@ class Printer:
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
         self.reduces = reduces_in_cluster(self.program)
+        self.turning = sum(role.warps for role in block.roles if role.transposes)
         self.steps = StepCode(block, self.facts, self.helpers)
 
     def source(self) -> CudaSource:
@@ -183,12 +187,15 @@ class Printer:
         """What one thread does to the barriers before any is used: how many arrivals each wants."""
         lines: list[str] = []
         for ring in self.block.rings:
-            # A warp of each compute group gives a slot back, in all blocks that a copy serves.
+            # Each warp of the groups, or of those that turn what is in it, gives a slot back, in
+            # all blocks that a copy serves.
             blocks = self.cluster if ring.name in self.facts.crossing else 1
+            takers = self.turning if self.block.is_raw(ring) else 4 * self.parts
+            fillers = self.turning if self.block.is_turned(ring) else 1
             lines += [
                 f"for (int s = 0; s < {ring.depth}; ++s) {{",
-                f"  barrier_init({ring.name}_full + s * 8, 1);",
-                f"  barrier_init({ring.name}_empty + s * 8, {4 * self.parts * blocks});",
+                f"  barrier_init({ring.name}_full + s * 8, {fillers});",
+                f"  barrier_init({ring.name}_empty + s * 8, {takers * blocks});",
                 "}",
             ]
         if self.plan.store_warps:
@@ -199,7 +206,7 @@ class Printer:
                 "}",
             ]
         if self.plan.tile_scheduler == "dynamic":
-            takers = (4 + self.plan.store_warps) * self.parts
+            takers = (4 + self.plan.store_warps) * self.parts + self.turning
             lines += [
                 f"for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "  barrier_init(task_full + s * 8, 1);",
@@ -218,7 +225,8 @@ class Printer:
             lines.append("if (threadIdx.x == 0) {")
             inner = [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
             lines += indent(inner + self._tasks(code))
-            return [*lines, *(self._carriers() if self.plan.store_warps else []), "}"]
+            others = self._carriers() if self.plan.store_warps else self._transposer()
+            return [*lines, *others, "}"]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
             f"registers_up<{role.registers}>();",
@@ -251,6 +259,20 @@ class Printer:
             "  const int part = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 1, 0);",
             "  unsigned carried_parity = 0;",
             *indent([*head, *indent(body), *tail.split("\n")]),
+        ]
+
+    def _transposer(self) -> list[str]:
+        """The warps of the loading group that turn operands."""
+        code = self.facts.transposer
+        if code is None:
+            return []
+        block, rings = self.block, self.block.rings
+        names = [f"{ring.name}_cursor" for ring in rings if block.is_turned(ring)]
+        names += [raw_cursor(block, ring) for ring in rings if block.is_raw(ring)]
+        cursors = [f"Cursor {name};" for name in dict.fromkeys(names)]
+        return [
+            "} else if (threadIdx.x >= 32) {  // turn operands",
+            *indent([*cursors, *self._tasks(code)]),
         ]
 
     def _scratch(self) -> list[str]:
@@ -286,7 +308,7 @@ class Printer:
     def _tasks(self, code: RoleCode) -> list[str]:
         role, values = code.role, self.steps.values
         body: list[str] = []
-        if not role.loads:
+        if role.computes:
             carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.facts.overwritten)]

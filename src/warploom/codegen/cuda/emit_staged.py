@@ -72,6 +72,23 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     ]
 
 
+def turn_lines(block: BlockProgram, op: Op) -> list[str]:
+    """Turn a loaded 8-bit tile: transposed and in the order of quads into the slot acquired, by the
+    warps behind the producer's."""
+    assert op.dst is not None
+    warps = next(role.warps for role in block.roles if role.transposes)
+    (ring, buffer), (source, raw) = map(
+        block.home, (op.dst.name, block.placement.turned[op.dst.name])
+    )
+    # Reads need the block's number in a cluster, which descriptors must not have.
+    base = f"{source.name}_base"
+    number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
+    tile, loaded = buffer.tile, raw.tile
+    form = f"{tile.width}, {tile.rows}, {loaded.width}, {loaded.rows}, {loaded.cols}, {warps}"
+    to = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes} + {buffer.offset}"
+    return [f"turn_tile<{form}>({to}, {source.name}_at + {raw.offset}{number});"]
+
+
 def _nibble_pair(values: Values, op: Op) -> str:
     """The packed word of two neighbours, where an op casts nibbles of what lies in slots."""
     inner = values.placement.fusion.inlined.get(op.srcs[0].name)

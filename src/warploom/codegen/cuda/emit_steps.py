@@ -38,6 +38,7 @@ from warploom.codegen.cuda.emit_staged import (
     from_slots_lines,
     stage_lines,
     takes_turns,
+    turn_lines,
 )
 from warploom.codegen.cuda.emit_store import CARRIED, LEADER, carried_lines, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
@@ -130,7 +131,7 @@ class StepCode:
     def _loop(self, role: Role, code: LoopCode) -> list[str]:
         loop = code.section.loop
         lines = self.range_lines(role, loop)
-        if not role.loads and self.carried(loop):
+        if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;"
@@ -147,7 +148,7 @@ class StepCode:
                 lines += write(self.values, tail, f"{loop.index}_stop", 0)
         else:
             lines += self._started_ahead(code, write)
-        if not role.loads and self.block.placement.until(loop) is not None:
+        if role.computes and self.block.placement.until(loop) is not None:
             lines += self._left_out(code, write)
         for fill in code.zeroed:
             assert fill.dst is not None
@@ -247,7 +248,7 @@ class StepCode:
     def range_lines(self, role: Role, loop: Loop) -> list[str]:
         """The bounds of a loop as this role sees them."""
         index, placement = loop.index, self.block.placement
-        until = None if role.loads else placement.until(loop)
+        until = placement.until(loop) if role.computes else None
         start, stop = c_index(loop.start), c_index(loop.stop)
         if until is None:
             return [f"const int {index}_start = {start}, {index}_stop = {stop};"]
@@ -344,20 +345,42 @@ class StepCode:
     def _acquire(self, step: Acquire) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
+        wait = f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"
+        if self.block.is_turned(ring):
+            return [wait]
         return [
-            f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);",
+            wait,
             f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
         ]
 
     def _fill(self, step: Fill, here: Here) -> list[str]:
+        if self.block.is_turned(self.block.ring(step.ring)):
+            return turn_lines(self.block, step.op)
         copy = self.facts.parameters.copies[step.op.id]
         return fill_lines(self.block, copy, step.op, here.names(step), self.helpers)
 
     def _publish(self, step: Publish) -> list[str]:
-        return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
+        ring, name = self.block.ring(step.ring), step.ring
+        full = f"{name}_full + {name}_cursor.slot * 8"
+        written = [
+            "fence_async();",
+            "__syncwarp();  // every lane has written its part of the slot",
+            f"if (lane == 0) barrier_arrive({full});",
+        ]
+        advance = f"advance<{ring.depth}>({name}_cursor);"
+        return [*written, advance] if self.block.is_turned(ring) else [advance]
 
     def _wait(self, step: Wait, here: Here) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
+        if self.block.is_raw(ring):
+            cursor = raw_cursor(self.block, ring)
+            return [
+                f"const unsigned {name}_slot = {cursor}.slot;",
+                f"barrier_wait({name}_full + {name}_slot * 8, {cursor}.parity);",
+                f"const unsigned {name}_at = in_block({name}_base) + {name}_slot * "
+                f"{ring.slot_bytes};",
+                *([f"advance<{ring.depth}>({cursor});"] if cursor.startswith(name + "_c") else []),
+            ]
         found = [
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
@@ -386,7 +409,8 @@ class StepCode:
 
     def _release(self, step: Release) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
-        bar = f"{name}_empty + {name}_oldest * 8"
+        raw = self.block.is_raw(ring)
+        bar = f"{name}_empty + {name}_{'slot' if raw else 'oldest'} * 8"
         if name in self.facts.crossing:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
         else:
@@ -398,6 +422,8 @@ class StepCode:
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         if name in self.facts.read_by_lanes:
             stored.append("__syncwarp();  // every lane has read its part of the slot")
+        if raw:
+            return [*stored, arrive]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
     def _issue(self, step: Issue, here: Here) -> list[str]:
@@ -481,6 +507,14 @@ class StepCode:
     def turn_arrive(self, part: int) -> str:
         """Give a group its turn."""
         return f"named_arrive<{1 + self.parts + part}, 256>();"
+
+
+def raw_cursor(block: BlockProgram, ring: Ring) -> str:
+    """The position of warps that turn in the ring that they take: that in the ring that they fill,
+    where it has as many slots, as each of its slots is made of one of these."""
+    turned = next(one for one in block.rings if block.is_turned(one))
+    alike = sum(map(block.is_turned, block.rings)) == 1 and turned.depth == ring.depth
+    return f"{turned.name if alike else ring.name}_cursor"
 
 
 def _short(where: str) -> str:

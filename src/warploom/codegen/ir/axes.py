@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from warploom.codegen.ir.fuse import slot_loads
+from warploom.codegen.ir.fuse import in_shared
 from warploom.tile import Loop, Op, Program, TileType, Var
 
 Axis = tuple[str, str]  # of a variable
@@ -64,7 +64,7 @@ def separate_axes(program: Program) -> Program:
     An axis that keeps its name although it would have to be both is refused by `place`.
     """
     found = _Layouts()
-    slots = slot_loads(program)
+    slots = in_shared(program)
     for op in program.ops():
         found.add(op, slots)
     names = found.renamed()

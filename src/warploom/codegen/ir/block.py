@@ -137,9 +137,13 @@ class Pipeline:
 Section = Straight | Scheduled | Pipeline
 
 
+TRANSPOSES = -2  # the part of the role that turns operands
+
+
 @dataclass(frozen=True)
 class Role:
-    """A warp group: its registers a thread, its warps and its sections in order.
+    """A warp group, or some warps of the loading one: its registers a thread, its warps and its
+    sections in order.
 
     `ahead`: what is done for a task before it begins, where a section says so, and for the first
     task at the start: waits and one matmul of its loop's first iteration (`passes.overlap`).
@@ -155,7 +159,17 @@ class Role:
     @property
     def loads(self) -> bool:
         """Whether it is the producer."""
-        return self.part < 0
+        return self.part == -1
+
+    @property
+    def transposes(self) -> bool:
+        """Whether it turns loaded operands: it takes slots of the producer and fills others."""
+        return self.part == TRANSPOSES
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is a compute group."""
+        return self.part >= 0
 
 
 @dataclass(frozen=True)
@@ -193,6 +207,24 @@ class BlockProgram:
         """The rings that take a slot every iteration of a loop."""
         names = {op.dst.name for op in loop.body if isinstance(op, Op) and op.dst is not None}
         return {ring.name for ring in self.rings for b in ring.buffers if names & set(b.names)}
+
+    def is_turned(self, ring: Ring) -> bool:
+        """Whether warps that transpose fill the slots of a ring, and not the producer."""
+        return not self.placement.turned.keys().isdisjoint(ring.buffers[0].names)
+
+    def is_raw(self, ring: Ring) -> bool:
+        """Whether the slots of a ring are taken by warps that transpose, and by no group."""
+        return not set(self.placement.turned.values()).isdisjoint(ring.buffers[0].names)
+
+    def taken_in(self, role: Role, loop: Loop) -> set[str]:
+        """The rings that a role takes a slot of in every iteration of a loop."""
+        own = {r.name for r in self.rings if self.is_raw(r) == role.transposes and not role.loads}
+        return self.filled_in(loop) & own
+
+    def filled_by(self, role: Role, loop: Loop) -> set[str]:
+        """The rings whose slots a role that loads or transposes fills in a loop."""
+        own = {ring.name for ring in self.rings if self.is_turned(ring) == role.transposes}
+        return self.filled_in(loop) & own
 
     def rewritten(self, change: Callable[[Role, Section], Sequence[Section]]) -> BlockProgram:
         """The block program with every section replaced by what `change` makes of it."""

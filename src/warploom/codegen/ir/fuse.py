@@ -9,7 +9,7 @@ schedule places; the emitter expands inlined ops into their reader's expression.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def fuse(program: Program) -> Fusion:
             readers[src.name].append(op)
     inlined: dict[str, Op] = {}
     by_id = {op.id: op for op in program.ops()}
-    slots = slot_loads(program)
+    slots, turned = slot_loads(program), turned_operands(program)
     stored = {op.array for op in program.ops() if OPS[op.kind].group == "sink"}
     # Readers first: whether an op is inlined depends on the op its value ends up in.
     root: dict[int, set[int]] = {}
@@ -70,6 +70,9 @@ def fuse(program: Program) -> Fusion:
         if op.dst is None or len(writers[op.dst.name]) != 1:
             continue
         if op.kind == "load" and (op.array in stored or op.dst.name in slots):
+            continue
+        if op.kind == "transpose" and op.srcs[0].name in turned.values():
+            inlined[op.dst.name] = op
             continue
         roots = set[int]().union(*(root[use.id] for use in uses))
         fits = _inlinable(op, uses, roots, body_of, program.body)
@@ -91,17 +94,40 @@ def fuse(program: Program) -> Fusion:
     return Fusion(inlined, kept)
 
 
+def turned_operands(program: Program) -> dict[str, str]:
+    """The operands that are turned in shared memory, with the loads that they are made of: 8-bit
+    matmuls contract the last axis of their second operand, and a tile that is loaded with the other
+    one last is transposed and put into the order of quads in the loop of both."""
+    found: dict[str, str] = {}
+    for loop in program.loops():
+        ops = [op for op in loop.body if isinstance(op, Op)]
+        writer = {op.dst.name: op for op in ops if op.dst is not None}
+        uses = Counter(src.name for op in program.ops() for src in op.srcs)
+        for op in ops:
+            chain = [op.srcs[1].name] if op.kind == "mma" else []
+            for kind in ("quad_order", "transpose", "load") if chain else ():
+                step = writer.get(chain[-1])
+                if step is None or step.kind != kind or uses[chain[-1]] > 1:
+                    break
+                chain += [src.name for src in step.srcs]
+            else:
+                if chain and op.srcs[1].type.dtype.bits == 8:
+                    found[chain[0]] = chain[-1]
+    return found
+
+
 def slot_loads(program: Program) -> frozenset[str]:
-    """The loads that rings of shared memory hold, by their tiles: what matmuls read, and in a loop
-    around a matmul 16-bit tiles that several ops, or one that transposes them, read element by
-    element and nothing else does, and 8-bit tiles that only casts to a matmul's first operand
-    read, of an element or of its nibbles."""
+    """The loads that rings of shared memory hold, by their tiles: what matmuls read or is turned
+    for them, and in a loop around a matmul 16-bit tiles that several ops, or one that transposes
+    them, read element by element and nothing else does, and 8-bit tiles that only casts to a
+    matmul's first operand read, of an element or of its nibbles."""
     readers: dict[str, list[Op]] = defaultdict(list)
     for op in program.ops():
         for src in op.srcs:
             readers[src.name].append(op)
     loads = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
     found = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]} & loads
+    found |= set(turned_operands(program).values())
     for loop in program.loops():
         ops = [op for op in loop.body if isinstance(op, Op)]
         if not any(op.kind == "mma" for op in ops):
@@ -120,6 +146,18 @@ def slot_loads(program: Program) -> frozenset[str]:
             if narrow and _widened(uses, readers):
                 found.add(name)
     return frozenset(found)
+
+
+def in_shared(program: Program) -> frozenset[str]:
+    """The tiles that lie in shared memory and not in registers: `slot_loads`, and what they are
+    turned into."""
+    turned = turned_operands(program)
+    between = {
+        op.dst.name
+        for op in program.ops()
+        if op.kind == "transpose" and op.dst is not None and op.srcs[0].name in turned.values()
+    }
+    return slot_loads(program) | between | set(turned)
 
 
 def _widened(uses: list[Op], readers: Mapping[str, list[Op]]) -> bool:

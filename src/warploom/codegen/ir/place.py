@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from warploom.codegen.ir.axes import one_slot, separate_axes
-from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, slot_loads, works_on_elements
+from warploom.codegen.ir.fuse import (
+    ELEMENTWISE,
+    Fusion,
+    fuse,
+    in_shared,
+    slot_loads,
+    turned_operands,
+    works_on_elements,
+)
 from warploom.codegen.ir.layout import (
     CHUNK,
     INSTRUCTION_K_BYTES,
@@ -41,7 +49,9 @@ class Placement:
     """The place of every variable of a program.
 
     program     with one name for each layout of an axis (`ir.axes`)
-    shared      loads that land in shared memory, by variable: (load, layout)
+    shared      loads that land in shared memory, by variable: (load, layout); and what is turned
+    turned      operands that warps of the loading group make of a loaded tile, in shared memory: by
+                variable, the loaded one (`fuse.turned_operands`)
     staged      register tiles that a matmul wants in shared memory, with their layout there: every
                 op that writes one leaves a copy in the group's own region, or where the tile is cut
                 over the groups its part in the region of all
@@ -68,6 +78,7 @@ class Placement:
     splits: frozenset[str] = frozenset()
     common: frozenset[str] = frozenset()
     spread: frozenset[str] = frozenset()
+    turned: dict[str, str] = field(default_factory=dict[str, str])
 
     def is_split(self, kind: TileType) -> bool:
         """Whether every compute group holds a part of its own of a tile."""
@@ -153,7 +164,12 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     program = separate_axes(one_slot(program))
     check_memory(program)
     fusion = fuse(program)
-    loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
+    turned = turned_operands(program)
+    loads = {
+        op.dst.name: op
+        for op in program.ops()
+        if op.dst is not None and (op.kind == "load" or op.dst.name in turned)
+    }
     shared: dict[str, tuple[Op, SharedTile]] = {}
     staged: dict[str, SharedTile] = {}
     for op in program.ops():
@@ -174,7 +190,7 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
         fusion, spread = fusion.keeping(loads[name] for name in brought), frozenset[str]()
     placement = Placement(
         program, fusion, shared, rows, cols, split, parts, staged,
-        splits=splits, common=common, spread=spread,
+        splits=splits, common=common, spread=spread, turned=turned,
     )  # fmt: skip
     _check_split(placement)
     return placement
@@ -282,6 +298,8 @@ def _check_readers(
         found = [var for var in fusion.sources(op) if var.name in shared]
         if op.kind == "mma" or op.id not in fusion.kept or not found:
             continue
+        if op.dst is not None and op.dst.name in shared:
+            continue
         kind = op.srcs[0].type if op.dst is None else op.dst.type
         plain = works_on_elements(op) and set(kind.names) == set(found[0].type.names)
         wide = kind.dtype.bits != 8 and (found[0].type.dtype.bytes == 2 or op.kind == "cast")
@@ -320,8 +338,9 @@ def _axes(
 ) -> tuple[frozenset[str], frozenset[str]]:
     rows: dict[str, str] = {}
     cols: dict[str, str] = {}
+    slots = in_shared(program) | set(shared)
     for op in sorted(program.ops(), key=lambda op: op.kind != "mma"):
-        if op.dst is None or op.dst.name in shared or len(op.dst.type.axes) != 2:
+        if op.dst is None or op.dst.name in slots or len(op.dst.type.axes) != 2:
             continue
         row, col = op.dst.type.names
         if op.kind != "mma" and row in cols and col in rows:

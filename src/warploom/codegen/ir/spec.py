@@ -73,13 +73,18 @@ def _every(role: Role) -> Iterator[Step]:
 
 
 def _roles(block: BlockProgram) -> Found:
-    loaders = [role for role in block.roles if role.loads]
-    parts = [role.part for role in block.roles if not role.loads]
-    if len(loaders) != 1 or parts != list(range(block.placement.parts)):
-        yield f"{len(loaders)} producers and groups {parts}"
+    loaders = sum(role.loads for role in block.roles)
+    turning = sum(role.transposes for role in block.roles)
+    parts = [role.part for role in block.roles if role.computes]
+    if loaders != 1 or parts != list(range(block.placement.parts)):
+        yield f"{loaders} producers and groups {parts}"
+    if turning != bool(block.placement.turned):
+        yield f"{turning} roles turn {sorted(block.placement.turned)}"
     for role in block.roles:
         for step in _every(role):
-            if isinstance(step, Acquire | Fill | Publish) != role.loads:
+            fills = isinstance(step, Acquire | Fill | Publish)
+            takes = role.transposes and isinstance(step, Wait | Release)
+            if fills == role.computes and not takes:
                 yield f"{role.name} has {step}"
 
 
@@ -97,15 +102,23 @@ def _rings(block: BlockProgram) -> Found:
                 step.op in buffer.loads for buffer in rings[step.ring].buffers
             ):
                 yield f"{role.name}: {step}, which is none of that ring's loads"
+            elif isinstance(step, Acquire | Fill | Publish):
+                if block.is_turned(rings[step.ring]) != role.transposes:
+                    yield f"{role.name}: {step}, which another role does"
+            elif block.is_raw(rings[step.ring]) != role.transposes:
+                yield f"{role.name}: {step}, which another role does"
 
 
 def _ops(block: BlockProgram) -> Found:
     placement = block.placement
-    shared = {op.label for op in placement.program.ops() if op.dst and placement.is_shared(op.dst)}
+    filled = [op for op in placement.program.ops() if op.dst and placement.is_shared(op.dst)]
+    shared = {op.label for op in filled}
+    turned = {op.label for op in filled if op.dst and op.dst.name in placement.turned}
     kept = {op.label for op in placement.program.ops() if op.id in placement.fusion.kept}
     for role in block.roles:
         have = Counter(op.label for section in role.sections for op in ops_of(section))
-        want = Counter(shared if role.loads else kept - shared)
+        loading = turned if role.transposes else shared - turned
+        want = Counter(kept - shared if role.computes else loading)
         if have != want:
             yield f"{role.name} does not have {min((have - want) + (want - have))} once"
         for step in _every(role):
@@ -129,12 +142,13 @@ def _not_numbered(block: BlockProgram) -> Found:
                 yield f"{role.name}: {step}"
 
 
-def _once(block: BlockProgram, loads: bool, *kinds: type[RingStep]) -> Found:
+def _once(block: BlockProgram, fills: bool, *kinds: type[RingStep]) -> Found:
     for role in block.roles:
         for section in role.sections:
-            if role.loads != loads or isinstance(section, Straight):
+            if (role.loads if not fills else role.computes) or isinstance(section, Straight):
                 continue
-            rings = block.filled_in(section.loop)
+            taken = block.taken_in(role, section.loop)
+            rings = block.filled_by(role, section.loop) if fills else taken
             want = [(kind, ring) for kind in kinds for ring in rings]
             have = [(type(s), s.ring) for s in steps_of(section) if isinstance(s, kinds)]
             own = [pair for pair in have if pair[1] in rings]

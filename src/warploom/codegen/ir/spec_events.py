@@ -34,11 +34,12 @@ Slot = tuple[str, int]  # a ring and how many of its slots were filled before
 Doing = tuple[str, int, int]  # an op or a tile, its task and its iteration
 
 
-def _traces(block: BlockProgram, loads: bool = False) -> Iterator[tuple[Role, int, list[Event]]]:
-    """What the roles do, with no iteration, one, as many as are started ahead, and more."""
+def _traces(block: BlockProgram, fills: bool = False) -> Iterator[tuple[Role, int, list[Event]]]:
+    """What the groups do, or those who fill slots, with no iteration, one, as many as are started
+    ahead, and more."""
     for role in block.roles:
         depth = max((s.depth for s in role.sections if isinstance(s, Pipeline)), default=0)
-        for trips in sorted({0, 1, depth, depth + MORE} if role.loads == loads else ()):
+        for trips in sorted({0, 1, depth, depth + MORE} if role.computes != fills else ()):
             yield role, trips, list(events(block, role, trips))
 
 
@@ -111,8 +112,8 @@ def _reads(
 
 
 def producer_slots(block: BlockProgram) -> Iterator[str]:
-    """The producer fills slots between acquiring and publishing them, each tile once."""
-    for role, trips, trace in _traces(block, loads=True):
+    """Slots are filled between acquiring and publishing them, each tile once."""
+    for role, trips, trace in _traces(block, fills=True):
         opened: dict[str, set[str]] = {}
         for event in trace:
             fault = False
@@ -135,12 +136,13 @@ def producer_slots(block: BlockProgram) -> Iterator[str]:
 
 
 class _Filled:
-    """Which slots the producer fills, for a number of iterations."""
+    """Which slots the producer and those who turn fill, for a number of iterations."""
 
     def __init__(self, block: BlockProgram, trips: int) -> None:
         self.slots: dict[Doing, Slot] = {}
         self.published = Counter[str]()
-        for event in events(block, next(role for role in block.roles if role.loads), trips):
+        filling = [role for role in block.roles if not role.computes]
+        for event in (one for role in filling for one in events(block, role, trips)):
             if isinstance(event.step, Publish):
                 self.published[event.step.ring] += 1
             elif isinstance(event.step, Fill) and event.step.op.dst is not None:
@@ -165,8 +167,12 @@ def _loaded(event: Event, name: str) -> Doing:
 
 def group_slots(block: BlockProgram) -> Iterator[str]:
     """Slots are read while they are held, never more than there are, and all given back."""
-    for role, trips, trace in _traces(block):
+    for role, trips, trace in (*_traces(block), *_traces(block, fills=True)):
+        if role.loads:
+            continue
         filled = _Filled(block, trips)
+        own = {r.name for r in block.rings if block.is_raw(r) == role.transposes}
+        published = {name: n for name, n in filled.published.items() if name in own}
         taken, freed = Counter[str](), Counter[str]()
         for event in trace:
             fault = False
@@ -177,17 +183,17 @@ def group_slots(block: BlockProgram) -> Iterator[str]:
                 case Release(ring):
                     freed[ring] += 1
                     fault = freed[ring] > taken[ring]
-                case Issue(op) | Run(op) if not event.void:
+                case Issue(op) | Run(op) | Fill(op) if not event.void:
                     used = filled.read(block, event, op)
                     fault = not all(freed[ring] <= slot < taken[ring] for ring, slot in used)
                 case _:
                     pass
             if fault:
                 yield f"{_at(role, trips, event)}, with {dict(taken - freed)} slots held"
-        if not taken == freed == filled.published:
+        if not taken == freed == published:
             yield (
                 f"{_at(role, trips)} takes {dict(taken)} and gives back {dict(freed)} of "
-                f"{dict(filled.published)} slots"
+                f"{published} slots"
             )
 
 
@@ -259,7 +265,7 @@ def left_out(block: BlockProgram) -> Iterator[str]:
     """Iterations that a group leaves out take as many slots and turns as others."""
     for role in block.roles:
         for section in role.sections:
-            if role.loads or not isinstance(section, Pipeline):
+            if not role.computes or not isinstance(section, Pipeline):
                 continue
             if block.placement.until(section.loop) is None:
                 continue

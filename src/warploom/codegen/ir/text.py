@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from warploom.codegen.ir.block import (
+    TRANSPOSES,
     At,
     BlockProgram,
     Pipeline,
@@ -78,7 +79,7 @@ def block_text(block: BlockProgram) -> str:
         inner = ", ".join("/".join(op.label for op in buffer.loads) for buffer in ring.buffers)
         lines.append(f"  ring {ring.name} x{ring.depth}: {inner} ({ring.slot_bytes} B a slot)")
     for role in block.roles:
-        part = "" if role.loads else f", part {role.part}"
+        part = f", part {role.part}" if role.computes else ", transposes" * role.transposes
         lines.append(f"  role {role.name}: {role.warps} warps, {role.registers} registers{part}")
         lines += [f"    ahead: {step}" for step in role.ahead]
         lines += [f"    {line}" for section in role.sections for line in _section_lines(section)]
@@ -162,8 +163,8 @@ class _Reader:
         return ring
 
     def role(self, lines: Sequence[Line]) -> Role:
-        form = r"role (.+): (\d+) warps, (\d+) registers(?:, part (\d+))?"
-        name, warps, registers, part = _match(lines[0], form)
+        form = r"role (.+): (\d+) warps, (\d+) registers(?:, part (\d+)|, (transposes))?"
+        name, warps, registers, part, transposes = _match(lines[0], form)
         before, *sections = _split(lines[1:], "straight", "loop ")
         ahead: list[Wait | Issue] = []
         for line in before:
@@ -176,7 +177,7 @@ class _Reader:
             int(warps),
             int(registers),
             tuple(map(self._section, sections)),
-            int(part) if part else -1,
+            int(part) if part else TRANSPOSES if transposes else -1,
             tuple(ahead),
         )
 
@@ -266,7 +267,7 @@ class _Reader:
         return self.ops[label]
 
     def _shared(self, op: Op) -> bool:
-        return op.kind == "load" and op.dst is not None and self.placement.is_shared(op.dst)
+        return op.dst is not None and self.placement.is_shared(op.dst)
 
 
 def _launch(line: Line) -> LaunchPlan:

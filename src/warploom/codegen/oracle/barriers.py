@@ -10,6 +10,7 @@ from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
 
 WARPS = 4  # arrivals of one compute group at an empty barrier
+TURNING = 3  # arrivals of the warps that turn operands, at the barriers of both of their rings
 
 
 @dataclass

@@ -19,7 +19,14 @@ from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Fill, Issue, Join, OpStep, Step, Wait
-from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing
+from warploom.codegen.oracle.barriers import (
+    TURNING,
+    WARPS,
+    Company,
+    NamedBarrier,
+    PhaseBarrier,
+    TaskRing,
+)
 from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
 from warploom.codegen.passes.copies import names_at, rename, renamed
 from warploom.codegen.passes.localise import localiser
@@ -73,7 +80,8 @@ class Simulator(Steps):
         self.met = [[0] * self.placement.parts for _ in range(self.cluster)]
         self.rooms = [{} for _ in range(self.cluster)]
         self.handed = [
-            TaskRing(f"block {n}", TASK_SLOTS, self.placement.parts) for n in range(self.cluster)
+            TaskRing(f"block {n}", TASK_SLOTS, len(self.block.roles) - 1)
+            for n in range(self.cluster)
         ]
 
     def run(self) -> dict[str, Value]:
@@ -126,12 +134,14 @@ class Simulator(Steps):
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
-            arrivals = WARPS * self.placement.parts * (self.cluster if crossing else 1)
+            takers = TURNING if self.block.is_raw(ring) else WARPS * self.placement.parts
+            arrivals = takers * (self.cluster if crossing else 1)
+            fillers = TURNING if self.block.is_turned(ring) else 1
             result[ring.name] = SharedRing(
                 ring,
                 [Slot([None] * len(ring.buffers)) for _ in range(ring.depth)],
                 [
-                    PhaseBarrier(f"block {number} {ring.name} full[{s}]", 1)
+                    PhaseBarrier(f"block {number} {ring.name} full[{s}]", fillers)
                     for s in range(ring.depth)
                 ],
                 [
@@ -229,7 +239,9 @@ class Simulator(Steps):
         assert isinstance(section, Pipeline), "only a block program after all passes runs"
         loop, depth = section.loop, section.depth
         start, end = loop.start.evaluate(symbols), loop.stop.evaluate(symbols)
-        stop = end if agent.role.loads else self._own_end(agent, section, start, end, symbols)
+        stop = end
+        if agent.role.computes:
+            stop = self._own_end(agent, section, start, end, symbols)
         rounds: list[tuple[tuple[Step, ...], int]] = []
         if stop - start >= depth:
             rounds += [(steps, start + i) for i, steps in enumerate(section.prologue)]
@@ -260,7 +272,7 @@ class Simulator(Steps):
                     seen[key] = own, renamed(self.placement, names)
                 own, agent.view = seen[key]
                 known = {**symbols, loop.index: here}
-                if isinstance(own, Fill):
+                if isinstance(own, Fill) and agent.role.loads:
                     real = inside(self.program, self.block.launch, symbols)
                     known = iteration_symbols(loop, self.source, symbols, here, real)
                 yield from self._step(agent, own, known)

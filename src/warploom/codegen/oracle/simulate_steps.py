@@ -36,7 +36,14 @@ from warploom.codegen.ir.steps import (
     TurnWait,
     Wait,
 )
-from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, Push
+from warploom.codegen.oracle.barriers import (
+    TURNING,
+    WARPS,
+    Company,
+    NamedBarrier,
+    PhaseBarrier,
+    Push,
+)
 from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
@@ -184,11 +191,28 @@ class Steps:
         if not shared.empty[slot].passed(parity ^ 1):
             agent.waits_for = f"{shared.empty[slot].name} parity {parity ^ 1}"
             return False
-        shared.full[slot].expect(shared.ring.copied_bytes)
+        if not self.block.is_turned(shared.ring):
+            shared.full[slot].expect(shared.ring.copied_bytes)
+        return True
+
+    def _turn(self, agent: Agent, op: Op, symbols: dict[str, int]) -> bool:
+        """Warps turn a tile from its slot into the one acquired, which nobody may read meanwhile:
+        it is whole when they publish it."""
+        assert op.dst is not None
+        ring, buffer = self.block.home(op.dst.name)
+        number, _ = self._position(agent.taken, ring)
+        into = self.rings[agent.block][ring.name].slots[number]
+        if into.readers:
+            raise CheckFailed(f"race: {agent.name} turns {op.dst.name} under a matmul")
+        into.version += 1
+        sources = [self._value(agent, src, symbols) for src in op.srcs]
+        into.values[ring.buffers.index(buffer)] = compute(op, sources, symbols)
         return True
 
     def _fill(self, agent: Agent, step: Fill, symbols: dict[str, int]) -> bool:
         op = step.op
+        if agent.role.transposes:
+            return self._turn(agent, op, symbols)
         assert op.dst is not None and op.array is not None
         ring, buffer = self.block.home(op.dst.name)
         slot, _ = self._position(agent.taken, ring)
@@ -236,6 +260,9 @@ class Steps:
         return True
 
     def _publish(self, agent: Agent, step: Publish) -> bool:
+        shared = self.rings[agent.block][step.ring]
+        if self.block.is_turned(shared.ring):
+            shared.full[self._position(agent.taken, shared.ring)[0]].arrive(TURNING)
         agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
         return True
 
@@ -256,9 +283,11 @@ class Steps:
         if agent.released[step.ring] > agent.taken.get(step.ring, 0):
             raise CheckFailed(f"{agent.name} releases {ring.name}[{slot}], which it has not taken")
         own = self.rings[agent.block][ring.name]
-        crossing = own.empty[slot].count > WARPS * self.placement.parts
+        times = TURNING if agent.role.transposes else WARPS
+        takers = 1 if agent.role.transposes else self.placement.parts
+        crossing = own.empty[slot].count > times * takers
         for target in range(self.cluster) if crossing else (agent.block,):
-            self.rings[target][ring.name].empty[slot].arrive(WARPS)
+            self.rings[target][ring.name].empty[slot].arrive(times)
         return True
 
     def _issue(self, agent: Agent, step: Issue, symbols: dict[str, int]) -> bool:

@@ -22,7 +22,7 @@ def early_end(block: BlockProgram) -> BlockProgram:
     """
 
     def change(role: Role, section: Section) -> list[Section]:
-        if role.loads or not isinstance(section, Pipeline):
+        if not role.computes or not isinstance(section, Pipeline):
             return [section]
         if block.placement.until(section.loop) is None:
             return [section]

@@ -15,9 +15,9 @@ def every_sequence(
 
     def changed(role: Role, section: Section) -> list[Section]:
         match section:
-            case Straight() if not role.loads:
+            case Straight() if role.computes:
                 return [Straight(change(section.steps))]
-            case Pipeline() if not role.loads:
+            case Pipeline() if role.computes:
                 return [section.with_iterations(change)]
             case Straight() | Pipeline() | Scheduled():
                 return [section]

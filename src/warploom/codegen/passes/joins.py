@@ -30,7 +30,7 @@ def joins(block: BlockProgram) -> BlockProgram:
     """
 
     def change(role: Role, section: Section) -> list[Section]:
-        if role.loads:
+        if not role.computes:
             return [section]
         effects = effects_of(block, role)
         match section:

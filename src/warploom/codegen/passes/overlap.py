@@ -50,7 +50,7 @@ def overlap_next_task(block: BlockProgram) -> BlockProgram:
     """
     if not block.launch.overlap_next_task:
         return block
-    roles = tuple(role if role.loads else _overlapped(block, role) for role in block.roles)
+    roles = tuple(_overlapped(block, role) if role.computes else role for role in block.roles)
     return replace(block, roles=roles)
 
 

@@ -27,7 +27,7 @@ def number_turns(block: BlockProgram) -> BlockProgram:
     runs = {index: _runs(block, index) for index in loops}
 
     def change(role: Role, section: Section) -> list[Section]:
-        if role.loads or not isinstance(section, Scheduled):
+        if not role.computes or not isinstance(section, Scheduled):
             return [section]
         own = runs[section.loop.index]
         steps = tuple(
@@ -46,7 +46,7 @@ def _runs(block: BlockProgram, index: str) -> dict[tuple[int, int], int]:
     found: list[tuple[int, int, int]] = []
     for role in block.roles:
         for section in role.sections:
-            if not role.loads and isinstance(section, Scheduled) and section.loop.index == index:
+            if role.computes and isinstance(section, Scheduled) and section.loop.index == index:
                 found += [
                     (at.time % section.interval, role.part, at.step.op.id)
                     for at in section.steps

@@ -30,9 +30,9 @@ def pipeline(block: BlockProgram) -> BlockProgram:
             return [section]
         effects = effects_of(block, role)
         steady = _one_interval(section, effects)
-        if not role.loads:
+        if role.computes:
             _check_order(block, section, steady)
-            _check_slots(block, section, steady)
+            _check_slots(block, role, section, steady)
         depth = max(step.stage for step in steady)
         return [
             Pipeline(
@@ -92,9 +92,11 @@ def _check_order(block: BlockProgram, section: Scheduled, steady: Sequence[Step]
     check_order(block.placement, ops, stage, rank, section.copies)
 
 
-def _check_slots(block: BlockProgram, section: Scheduled, steady: Sequence[Step]) -> None:
+def _check_slots(
+    block: BlockProgram, role: Role, section: Scheduled, steady: Sequence[Step]
+) -> None:
     # Waiting for an iteration's slot while `held` older ones are unreleased needs one more.
-    for name in sorted(block.filled_in(section.loop)):
+    for name in sorted(block.taken_in(role, section.loop)):
         at = {
             type(step): (step.stage, place)
             for place, step in enumerate(steady)

@@ -49,7 +49,7 @@ def rings_of(placement: Placement, depth_of: DepthOf) -> tuple[Ring, ...]:
             others = [d for d in drafts if not any(d is own for own in ours)]
             twin = next((d for d in others if d.key == key and isinstance(section, Loop)), None)
             if twin is None:
-                name = _unique(_joined(group), [own.name for own in drafts])
+                name = _unique(_joined(placement, group), [own.name for own in drafts])
                 drafts.append(_Draft(name, depth, [[op] for op in group], key))
                 ours.append(drafts[-1])
             else:
@@ -78,7 +78,9 @@ def loop_slot_bytes(placement: Placement, rings: Sequence[Ring]) -> int:
     return sum(ring.slot_bytes for ring in of_loops)
 
 
-def local_rings(rings: Sequence[Ring], loop: Loop) -> dict[str, tuple[Ring, tuple[Op, ...]]]:
+def local_rings(
+    placement: Placement, rings: Sequence[Ring], loop: Loop
+) -> dict[str, tuple[Ring, tuple[Op, ...]]]:
     """The rings that a loop fills, by what its schedule calls them, with the loop's own loads.
 
     They are called after their arrays, with a number where the loop has several of the same; rings
@@ -89,13 +91,18 @@ def local_rings(rings: Sequence[Ring], loop: Loop) -> dict[str, tuple[Ring, tupl
         ring = next((r for r in rings if any(op in b.loads for b in r.buffers)), None)
         if ring is not None and not any(ring is other for other, _ in found.values()):
             loads = [load for b in ring.buffers for load in b.loads if load in loop.body]
-            found[_unique(_joined(loads), found)] = ring, tuple(loads)
+            found[_unique(_joined(placement, loads), found)] = ring, tuple(loads)
     return found
 
 
-def _joined(loads: Sequence[Op]) -> str:
-    """The name of the ring of some loads: their arrays'."""
-    return "_".join(op.array.name for op in loads if op.array is not None)
+def _joined(placement: Placement, loads: Sequence[Op]) -> str:
+    """The name of the ring of some loads: their arrays', of turned ones those they came from."""
+    names = [op.array.name for op in loads if op.array is not None]
+    for op in loads:
+        if op.dst is not None and op.dst.name in placement.turned:
+            source = placement.shared[placement.turned[op.dst.name]][0]
+            names += [f"{source.array.name}_turned"] if source.array is not None else []
+    return "_".join(names)
 
 
 def _unique(name: str, taken: Collection[str]) -> str:

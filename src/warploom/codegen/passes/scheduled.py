@@ -6,17 +6,25 @@ op, when slots go back, the copies of register tiles. What follows from that is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from warploom.codegen.ir.block import At, BlockProgram, Role, Scheduled, Section, Straight
+from warploom.codegen.ir.block import (
+    TRANSPOSES,
+    At,
+    BlockProgram,
+    Role,
+    Scheduled,
+    Section,
+    Straight,
+)
 from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Fill, Release, start_of
 from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
-from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.model.schedule import Group, Schedule
 from warploom.tile import Loop, Op, Program
 
 
@@ -39,7 +47,7 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
     rings = make_rings(placement, schedule)
     block = BlockProgram(schedule.name, placement, launch, schedule.pingpong, rings, ())
     loader, *groups = schedule.any_loop.groups
-    roles = [Role(loader.name, loader.warps, loader.registers, _loads(block, schedule))]
+    roles = list(_loading(block, schedule, loader))
     for part, group in enumerate(groups):
         own = tuple(
             _computed(block, schedule, section, part, group.name) for section in sections(program)
@@ -60,12 +68,24 @@ def _brings_vectors(program: Program, schedule: KernelSchedule) -> bool:
     return schedule.loader in groups
 
 
-def _loads(block: BlockProgram, schedule: KernelSchedule) -> tuple[Section, ...]:
-    """The producer's sections: where there is something to load."""
+def _loading(block: BlockProgram, schedule: KernelSchedule, group: Group) -> Iterator[Role]:
+    """The producer; where operands are turned its other warps do that."""
+    turned = block.placement.turned
+    warps = 1 if turned else group.warps
+    yield Role(group.name, warps, group.registers, _fills(block, schedule, turned=False))
+    if turned:
+        own = _fills(block, schedule, turned=True)
+        yield Role("transpose", group.warps - warps, group.registers, own, TRANSPOSES)
+
+
+def _fills(block: BlockProgram, schedule: KernelSchedule, turned: bool) -> tuple[Section, ...]:
+    """The sections of the producer, or those of the warps that turn: where there is something to
+    load or to turn."""
     result: list[Section] = []
     for section in sections(block.placement.program):
         loop = section if isinstance(section, Loop) else None
-        ops = [op for op in _ops(section) if op.dst and block.placement.is_shared(op.dst)]
+        shared = [op for op in _ops(section) if op.dst and block.placement.is_shared(op.dst)]
+        ops = [op for op in shared if op.dst and (op.dst.name in block.placement.turned) == turned]
         fills = [Fill(op, block.home(op.dst.name)[0].name) for op in ops if op.dst]
         if loop is None and fills:
             result.append(Straight(tuple(fills)))
@@ -90,8 +110,7 @@ def _computed(
     ops = [
         op
         for op in _ops(section)
-        if op.id in placement.fusion.kept
-        and not (op.kind == "load" and op.dst and placement.is_shared(op.dst))
+        if op.id in placement.fusion.kept and not (op.dst and placement.is_shared(op.dst))
     ]
     if not isinstance(section, Loop):
         return Straight(tuple(start_of(op) for op in ops))
@@ -108,9 +127,11 @@ def _computed(
 
 def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> list[At]:
     chosen: Mapping[str, int] = times.params.get("release", {})
-    called = {ring.name: name for name, (ring, _) in local_rings(block.rings, loop).items()}
+    placement, role = block.placement, Role("", 0, 0, (), part)
+    local = local_rings(placement, block.rings, loop)
+    called = {ring.name: name for name, (ring, _) in local.items()}
     result: list[At] = []
-    for name in sorted(block.filled_in(loop)):
+    for name in sorted(block.taken_in(role, loop)):
         own = called[name]
         key = f"{own}/{part}" if f"{own}/{part}" in chosen else own
         if key not in chosen:

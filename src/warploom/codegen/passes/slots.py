@@ -29,16 +29,19 @@ def loader_slots(block: BlockProgram) -> BlockProgram:
 
     *requires*  `Fill`s alone in the producer
     *before -> after*  `Fill a; Fill b` -> `Acquire ring; Fill a; Fill b; Publish ring`, all at the
-                       time of the ring's first copy, and rings in the order of theirs
-    *keeps*  the consumers
+                       time of the ring's first copy, and rings in the order of theirs; warps that
+                       turn what was loaded take its slot for just as long: `Fill a` ->
+                       `Acquire ring; Wait source; Fill a; Release source; Publish ring`
+    *keeps*  the groups
     """
 
     def change(role: Role, section: Section) -> list[Section]:
-        if not role.loads:
+        if role.computes:
             return [section]
         if isinstance(section, Scheduled):
             timed = [(at.time, at.step) for at in section.steps if isinstance(at.step, Fill)]
-            return [replace(section, steps=_slots(block, timed))]
+            slots = _slots(block, timed)
+            return [replace(section, steps=_turned(block, slots) if role.transposes else slots)]
         fills = [step for step in steps_of(section) if isinstance(step, Fill)]
         return [Straight(tuple(at.step for at in _slots(block, list(enumerate(fills)))))]
 
@@ -55,6 +58,15 @@ def _slots(block: BlockProgram, fills: Sequence[tuple[int, Fill]]) -> tuple[At, 
     return tuple(sorted(result, key=lambda at: at.time))
 
 
+def _turned(block: BlockProgram, slots: Sequence[At]) -> tuple[At, ...]:
+    """The steps of warps that turn, with the slot that each operand is made of."""
+    result: list[At] = []
+    for at in slots:
+        ring = block.rings_read(at.step.op)[0].name if isinstance(at.step, Fill) else ""
+        result += [At(at.time, Wait(ring)), at, At(at.time, Release(ring))] if ring else [at]
+    return tuple(result)
+
+
 def waits(block: BlockProgram) -> BlockProgram:
     """Each slot of a loop is waited for before its first reader in time.
 
@@ -64,7 +76,7 @@ def waits(block: BlockProgram) -> BlockProgram:
     """
 
     def change(role: Role, section: Section) -> list[Section]:
-        if role.loads or not isinstance(section, Scheduled):
+        if not role.computes or not isinstance(section, Scheduled):
             return [section]
         return [replace(section, steps=waited(block, section))]
 
@@ -96,7 +108,7 @@ def task_slots(block: BlockProgram) -> BlockProgram:
     *keeps*  the producer, and every section
     """
     roles = tuple(
-        role if role.loads else replace(role, sections=_once_a_task(block, role))
+        replace(role, sections=_once_a_task(block, role)) if role.computes else role
         for role in block.roles
     )
     return replace(block, roles=roles)

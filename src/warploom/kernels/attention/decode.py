@@ -12,7 +12,14 @@ of each sequence; `k, v: [batch, kv_heads, keys, d]`, or paged `[pages, page_key
 with `table: [batch, columns]`, which says where the pages of a sequence are. Query r of n stands
 at key position length - n + r. `o: [batch, kv_heads, rows, d]`, or in parts `parts: [batch,
 kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in powers of 2).
-`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well.
+`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well. Of
+8-bit elements q, k and v are times `scale_q, scale_k, scale_v: [batch, kv_heads]`, and o is bf16;
+values are turned on their way through shared memory (`fuse.turned_operands`).
+
+`mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
+[kv_heads, rows, d]` with the packed rows of all, of sequence s those of tokens `bounds[s]` to
+`bounds[s + 1]`, and `tiles: [tasks, 2]`, which says what sequence and which of its row tiles a task
+is. They are causal and not in parts.
 
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
@@ -29,12 +36,15 @@ from warploom.errors import InputError
 from warploom.kernels.attention.program import LOG2E, refuse_scale
 from warploom.tile import (
     BF16,
+    E4M3,
+    FP16,
     FP32,
     INT32,
     Array,
     DType,
     Index,
     Program,
+    Span,
     Tile,
     array,
     cdiv,
@@ -60,6 +70,7 @@ from warploom.tile import (
     where,
     zeros,
 )
+from warploom.tile.index import as_index
 
 HEADS = (64, 128)
 PAGES = (16, 32, 64, 128, 256)
@@ -81,6 +92,7 @@ class DecodeConfig:
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     split    the keys of a sequence are cut into parts, which `combine` joins
     part     keys of a part; None: equal parts, as many as there are `splits`
+    mixed    sequences have numbers of new tokens of their own
     tile     (packed rows, keys) of a block of scores
     """
 
@@ -94,15 +106,16 @@ class DecodeConfig:
     page: int | None = None
     split: bool = True
     part: int | None = None
+    mixed: bool = False
     tile: tuple[int, int] = (64, 64)
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
         refuse_scale(self.scale)
-        if self.head_dim not in HEADS or self.dtype.bits != 16:
+        if self.head_dim not in HEADS or self.dtype not in (BF16, FP16, E4M3):
             raise InputError(
-                f"decode of {self.dtype} heads of {self.head_dim}: expected bf16 or fp16 and one "
-                f"of {', '.join(map(str, HEADS))}"
+                f"decode of {self.dtype} heads of {self.head_dim}: expected bf16, fp16 or e4m3 and "
+                f"one of {', '.join(map(str, HEADS))}"
             )
         if self.page is not None and self.page not in PAGES:
             raise InputError(
@@ -113,6 +126,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode group={self.group} window={self.window} softcap={self.softcap}: expected "
                 "a group and a window of at least 1 and a cap of at least 0"
+            )
+        if self.mixed and (self.split or not self.causal):
+            raise InputError(
+                f"decode mixed=True split={self.split} causal={self.causal}: expected a causal "
+                "mask, and keys that are not in parts"
             )
         if self.part is not None and (not self.split or self.part < 1 or self.part % self.tile[1]):
             raise InputError(
@@ -126,16 +144,35 @@ class DecodeConfig:
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
 
     @property
+    def narrow(self) -> bool:
+        """8-bit elements."""
+        return self.dtype.bits == 8
+
+    @property
+    def result(self) -> DType:
+        """The element type of o."""
+        return BF16 if self.narrow else self.dtype
+
+    @property
+    def lift(self) -> float:
+        """The power of 2 that the weight of a row's largest score is (`AttentionConfig.lift`)."""
+        return 4.0 if self.narrow else 0.0
+
+    @property
     def arrays(self) -> dict[str, Array]:
         """The parameters of `decode`."""
-        rows = "batch kv_heads rows d"
+        rows = "kv_heads rows d" if self.mixed else "batch kv_heads rows d"
         keys = "pages page_keys kv_heads d" if self.page else "batch kv_heads keys d"
         found = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
         found |= {"v": array(self.dtype, keys), "lengths": array(INT32, "batch")}
         if self.page:
             found["table"] = array(INT32, "batch columns")
+        if self.mixed:
+            found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
+        if self.narrow:
+            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "qkv"}
         if not self.split:
-            return {**found, "o": array(self.dtype, rows)}
+            return {**found, "o": array(self.result, rows)}
         parts = "batch kv_heads splits rows"
         return {**found, "parts": array(FP32, f"{parts} d"), "sums": array(FP32, parts)}
 
@@ -146,10 +183,35 @@ def decode(config: DecodeConfig | None = None) -> Program:
     return trace(_decode, chosen.arrays, name="decode", config=chosen)
 
 
-def _decode(
-    q: Array, k: Array, v: Array, lengths: Array, config: DecodeConfig, **rest: Array
-) -> None:
-    (height, width), d = config.tile, span(0, config.head_dim)
+@dataclass(frozen=True)
+class Task:
+    """A tile of packed rows of one sequence, over a part of its keys.
+
+    row      the first of its packed rows, of the sequence's own
+    queries  new tokens of the sequence
+    load, store  where its rows are, for either
+    """
+
+    batch: Index
+    kv_head: Index
+    split: Index
+    splits: Index | int
+    row: Index
+    queries: Index
+    load: tuple[Index | Span, ...]
+    store: tuple[Index | Span, ...]
+
+
+def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
+    height, d = config.tile[0], span(0, config.head_dim)
+    if config.mixed:
+        kv_head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
+        batch, i = (read(rest["tiles"], task, n) for n in (0, 1))
+        begin, end = (read(rest["bounds"], batch + n) for n in (0, 1))
+        first = begin * config.group + i * height
+        stop = span(first, height, "rows", end * config.group)
+        load_at, store_at = (kv_head, span(first, height), d), (kv_head, stop, d)
+        return Task(batch, kv_head, as_index(0), 1, i * height, end - begin, load_at, store_at)
     splits = size("splits") if config.split else 1
     batch, kv_head, split, i = grid(
         batch=size("batch"),
@@ -157,48 +219,66 @@ def _decode(
         splits=splits,
         rows=cdiv(size("rows"), height),
     )
+    queries = size("rows") // config.group
+    at = (batch, kv_head, span(i * height, height), d)
+    return Task(batch, kv_head, split, splits, i * height, queries, at, at)
+
+
+def _decode(
+    q: Array, k: Array, v: Array, lengths: Array, config: DecodeConfig, **rest: Array
+) -> None:
+    height, width = config.tile
+    task = _task(config, rest)
+    batch, kv_head = task.batch, task.kv_head
     room = size("columns") * config.page if config.page else size("keys")
-    length, rows = minimum_index(read(lengths, batch), room), span(i * height, height)
-    first, last = _blocks(config, length, split, splits)
-    queries = load(q, batch, kv_head, rows, d)
+    length = minimum_index(read(lengths, batch), room)
+    first, last = _blocks(config, length, task)
+    queries = load(q, *task.load)
+    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in "qkv" if config.narrow}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
     acc = zeros(rows=height, d=config.head_dim)
     for j in loop(first, last):
         keys, values = _block(config, (k, v), rest.get("table"), (batch, kv_head, j, length))
-        scores = _scores(config, queries @ keys)
-        seen = _visible(config, coordinate("rows", height, i * height), j * width, length)
+        scores, factor = _scores(config, queries @ keys, scales)
+        row_at = coordinate("rows", height, task.row)
+        seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
-        factor = LOG2E if config.softcap else config.factor * LOG2E
-        highest = maximum(base, max_along(scores, "keys") * factor)
+        block = max_along(scores, "keys") * factor
+        highest = maximum(base, block - config.lift if config.lift else block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2(base - under)
         weights = exp2(scores * factor - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        packed = weights.cast(config.dtype)
+        ordered = weights.quad_order("keys") if config.narrow else weights
+        packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ values
     none = total.equals(0.0)
-    out = acc * where(none, 0.0, reciprocal(total))
+    share = where(none, 0.0, reciprocal(total))
+    out = acc * (share * scales["v"] if config.narrow else share)
     if not config.split:
-        return store(rest["o"], batch, kv_head, rows, d, tile=out.cast(config.dtype))
-    store(rest["parts"], batch, kv_head, split, rows, d, tile=out)
+        return store(rest["o"], *task.store, tile=out.cast(config.result))
+    rows, d = task.store[2:]
+    store(rest["parts"], batch, kv_head, task.split, rows, d, tile=out)
     sums = where(none, -math.inf, base + log2(total))
-    return store(rest["sums"], batch, kv_head, split, rows, tile=sums)
+    return store(rest["sums"], batch, kv_head, task.split, rows, tile=sums)
 
 
-def _blocks(
-    config: DecodeConfig, length: Index, split: Index, splits: Index | int
-) -> tuple[Index, Index]:
-    """The blocks of keys of a part: all that some query sees are cut into equal parts."""
+def _blocks(config: DecodeConfig, length: Index, task: Task) -> tuple[Index, Index]:
+    """The blocks of keys of a part: all that some query sees are cut into equal parts. Of a mixed
+    batch they end where the last row of the tile sees no more."""
     width = config.tile[1]
     begin, end = 0, cdiv(length, width)
+    if config.mixed:
+        last = cdiv(task.row + config.tile[0], config.group)
+        end = minimum_index(end, cdiv(length - task.queries + last, width))
     if config.window is not None:
-        queries = size("rows") // config.group
-        begin = maximum_index(length - queries - (config.window - 1), 0) // width
+        begin = maximum_index(length - task.queries - (config.window - 1), 0) // width
+    splits = task.splits
     share = config.part // width if config.part else (end - begin + splits - 1) // splits
-    first = split * share + begin
+    first = task.split * share + begin
     return first, minimum_index(first + share, end)
 
 
@@ -213,7 +293,7 @@ def _block(
     width, d = config.tile[1], span(0, config.head_dim)
     if table is None or config.page is None:
         keys, values = (load(c, batch, kv_head, span(j * width, width), d) for c in caches)
-        return keys, values
+        return keys, _operand(config, values)
     page = config.page
     last = cdiv(length, page) - 1
     if page >= width:
@@ -224,19 +304,31 @@ def _block(
         pages = [read(table, batch, minimum_index(j * count + n, last)) for n in range(count)]
         tokens = span(0, page, "keys")
     keys, values = (load(cache, pages, tokens, kv_head, d) for cache in caches)
-    return keys, values
+    return keys, _operand(config, values)
 
 
-def _scores(config: DecodeConfig, scores: Tile) -> Tile:
+def _operand(config: DecodeConfig, values: Tile) -> Tile:
+    return values.T.quad_order("keys") if config.narrow else values
+
+
+def _scores(
+    config: DecodeConfig, scores: Tile, scales: dict[str, Tile]
+) -> tuple[Tile, Tile | float]:
+    """The scores, and what multiplies them in the exponent."""
+    factor: Tile | float = config.factor
+    if config.narrow:
+        factor = scales["q"] * scales["k"] * factor
     if not config.softcap:
-        return scores
-    return tanh(scores * (config.factor / config.softcap)) * config.softcap
+        return scores, factor * LOG2E
+    return tanh(scores * (factor * (1.0 / config.softcap))) * config.softcap, LOG2E
 
 
-def _visible(config: DecodeConfig, row_at: Tile, first_key: Index, length: Index) -> Tile:
+def _visible(
+    config: DecodeConfig, row_at: Tile, first_key: Index, length: Index, queries: Index
+) -> Tile:
     """Key n is seen by query r up to its own position p, n <= p = length - queries + r, which in
     packed rows r * group + g is (n - length + queries) * group <= row."""
-    width, queries = config.tile[1], size("rows") // config.group
+    width = config.tile[1]
     seen = coordinate("keys", width, first_key) < length
     beyond = coordinate("keys", width, first_key - (length - queries)) * config.group
     if config.causal:
@@ -286,7 +378,8 @@ def planned(
     packed rows by `combine`.
     """
     rows = queries * config.group
-    config = replace(config, tile=(64 if rows <= 64 else 128, config.tile[1]))
+    # Blocks of as many bytes, whatever the elements have.
+    config = replace(config, tile=(64 if rows <= 64 else 128, 128 if config.narrow else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tasks = heads * -(-rows // config.tile[0])
@@ -307,7 +400,7 @@ def combine(config: DecodeConfig, splits: int) -> Program:
     or of `splits` parts of so many keys each at a time."""
     names = ("parts", "sums", "lengths") if config.part else ("parts", "sums")
     arrays = {name: config.arrays[name] for name in names}
-    arrays["o"] = array(config.dtype, "batch queries kv_heads group d")
+    arrays["o"] = array(config.result, "batch queries kv_heads group d")
     body = _combine_equal if config.part else _combine
     return trace(body, arrays, name="combine", config=config, splits=splits)
 
@@ -331,7 +424,7 @@ def _put_row(
     out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
     query, head = row // config.group, row % config.group
     d = span(0, config.head_dim)
-    store(o, batch, query, kv_head, head, d, tile=out.cast(config.dtype))
+    store(o, batch, query, kv_head, head, d, tile=out.cast(config.result))
 
 
 def _combine_equal(

@@ -93,6 +93,8 @@ class AttentionConfig:
                 `scale_k, scale_v: [batch, kv_heads]`; otherwise there is one of each
     value_dim   the head size of v and o, where it is another than that of q and k (MLA: 192 and
                 128), which are of 16 bits and above 128: there are variants of those
+    ordered     of 8-bit elements: v is `[..., d, places]` with its keys in the order of quads
+                (`kernels.attention.values`); else it is row-major and turned in the kernel
     out         the element type of o; None: bf16 for 8-bit elements, else theirs. An 8-bit o is
                 multiplied by `scale_o: [one]` before it is rounded
     """
@@ -112,6 +114,7 @@ class AttentionConfig:
     optimistic_threshold: float = 0.0
     exact: bool = False
     head_scales: bool = False
+    ordered: bool = False
     out: DType | None = None
     value_dim: int | None = None
 
@@ -136,10 +139,11 @@ class AttentionConfig:
                 "packed sequences, whose row tiles stand in a table"
             )
         refuse_scale(self.scale)
-        if not self.narrow and (self.head_scales or self.out not in (None, self.dtype)):
+        own = self.head_scales or self.ordered or self.out not in (None, self.dtype)
+        if own and not self.narrow:
             raise InputError(
-                f"attention dtype={self.dtype} head_scales={self.head_scales} out={self.out}: "
-                "expected 8-bit elements, or neither"
+                f"attention dtype={self.dtype} head_scales={self.head_scales} "
+                f"ordered={self.ordered} out={self.out}: expected 8-bit elements, or none of them"
             )
         if self.narrow and (self.packed or self.value_dim):
             raise InputError(
@@ -171,8 +175,7 @@ class AttentionConfig:
 
     @property
     def narrow(self) -> bool:
-        """8-bit elements: v is `[..., d, places]` with its keys in the order of quads
-        (`kernels.attention.values`), scale_* are factors of q, k and v."""
+        """8-bit elements: scale_* are factors of q, k and v."""
         return self.dtype.bits == 8
 
     @property
@@ -195,7 +198,7 @@ class AttentionConfig:
         specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
         if self.value_dim:
             rows, keys = (of.removesuffix("d") + "e" for of in (rows, keys))
-        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.narrow else keys)
+        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.ordered else keys)
         specs["o"] = array(self.result, rows)
         if self.narrow:
             dims = dict.fromkeys("kv", "batch kv_heads") | {"q": "batch heads"}
@@ -259,7 +262,10 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
 
     def value_block(j: Index) -> Tile:
         keys = span(j * bk, bk, "keys")
-        return load(v, batch, kv_head, *((e, keys) if config.narrow else (keys, e)))
+        if config.ordered:
+            return load(v, batch, kv_head, e, keys)
+        block = load(v, batch, kv_head, keys, e)
+        return block.T.quad_order("keys") if config.narrow else block
 
     def put(out: Tile, natural: Tile | None) -> None:
         store(o, batch, head, rows, e, tile=out)

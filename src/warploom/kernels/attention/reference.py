@@ -29,7 +29,7 @@ def task_table(row_lengths: Sequence[int], key_lengths: Sequence[int], rows: int
 
 
 def natural_order(v: NDArray[Any]) -> NDArray[Any]:
-    """`v: [..., places]` of 8-bit attention with its keys one after another."""
+    """`v: [..., places]` in the order of quads with its keys one after another."""
     return v[..., np.argsort(quad_places(v.shape[-1]))]
 
 
@@ -39,8 +39,9 @@ def reference(config: AttentionConfig, values: dict[str, NDArray[Any]]) -> tuple
     if config.packed:
         return _packed(config, wide)
     if config.narrow:
-        natural = natural_order(wide["v"])[..., : wide["k"].shape[-2]]
-        wide["v"] = np.swapaxes(natural, -1, -2)
+        if config.ordered:
+            natural = natural_order(wide["v"])[..., : wide["k"].shape[-2]]
+            wide["v"] = np.swapaxes(natural, -1, -2)
         for name in "qkv":
             factor = wide[f"scale_{name}"]
             wide[name] = wide[name] * (factor[..., None, None] if config.head_scales else factor[0])

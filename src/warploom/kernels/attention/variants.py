@@ -11,6 +11,7 @@ import numpy as np
 
 from warploom.autosched.points import Point
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention, textbook
 from warploom.kernels.attention.reference import task_table
@@ -24,6 +25,7 @@ HEAD_DIMS = (64, 96, 128, 256)  # the records of the next larger one hold for a 
 # spill (16, 32, 224 causal) or do not fit shared memory (80).
 LARGE_HEADS = range(129, 209)
 FITS_ALL = "128x64"  # its tile and rings fit with every head size
+PANEL_BYTES = 128  # of a row in the panels that stores go through
 MANY = 512  # batch * heads where the caller does not say
 Lengths = int | Sequence[int]  # of one sequence, or of packed ones
 
@@ -37,9 +39,9 @@ def takes(base: AttentionConfig, point: Point) -> bool:
     if base.exact and (lazy or optimistic):
         return False
     if base.narrow:
-        # Fragments of 32 keys; results are wider than queries; weights saturate.
-        unfit = point.options.get("store") == "over"
-        return _tile(point)[1] % 32 == 0 and not unfit
+        # Fragments of 32 keys; results are wider than queries.
+        unfit = point.options.get("store") == "over" or _tile(point)[1] % 32 > 0
+        return not unfit
     # The first block of a window has no key for some rows, whose warps then weigh the next
     # one twice: optimistic rescaling gets 0.97 of the same tile's rate.
     windowed = base.window is not None and optimistic
@@ -87,8 +89,9 @@ def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arr
     dims = {"heads": heads, "kv_heads": heads // config.group, "one": 1}
     dims |= {"d": config.head_dim, "e": config.values}
     if not config.packed:
-        places = -(-keys // QUAD_PLACES) * QUAD_PLACES
-        return {**dims, "batch": 1, "rows": rows, "keys": keys, "places": places}, {}
+        if config.ordered:
+            dims["places"] = -(-keys // QUAD_PLACES) * QUAD_PLACES
+        return {**dims, "batch": 1, "rows": rows, "keys": keys}, {}
     tiles = task_table(rows, keys, config.tile[0])
     bounds = {name: np.cumsum([0, *of]) for name, of in (("row", rows), ("key", keys))}
     dims |= {f"{name}_tokens": int(of[-1]) for name, of in bounds.items()}
@@ -127,9 +130,29 @@ TEMPLATE = Template(
 ATTENTION = Table(Path(__file__).with_name("tuned.toml"), TEMPLATE, kinds, FITS_ALL)
 
 
+def _fits(choice: Variant, d: int, e: int) -> bool:
+    """Whether there is room for tiles of head sizes that the variant was not made for."""
+    rows, keys = _tile(choice.point)
+    queries = 2 if "task" in choice.point.options else 1
+    operands = 2 * (queries * rows * d + 2 * keys * (d + e))
+    return operands + rows * PANEL_BYTES <= shared_limit(1, "sm_90a")
+
+
+def _turns(choice: Variant, config: AttentionConfig) -> bool:
+    """Whether there is room for turning values: beside three groups the warps that do it have no
+    registers for tasks that are not of one length, and the turned values are two slots more."""
+    rows, keys = _tile(choice.point)
+    uneven = "balance" in choice.point.options or config.causal
+    return not (rows > 128 and uneven) and (config.head_dim <= 128 or keys <= 96)
+
+
 def _builds(choice: Variant, config: AttentionConfig) -> bool:
     """Whether the variant's kernel for the configuration does not spill."""
     known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
+    if config.value_dim and not _fits(choice, config.head_dim, config.value_dim):
+        return False
+    if config.narrow and not config.ordered and not _turns(choice, config):
+        return False
     # Two loops with optimistic rescaling leave no registers for where a sequence lies (76 B at 128
     # full).
     rules = {"split_mask_loop", "optimistic_rescale"}

@@ -12,6 +12,7 @@ from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_for
 from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
+from warploom.codegen.ir.fuse import turned_operands
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.perf.frame import Frame
 from warploom.perf.launch_time import Launch, Numbers
@@ -110,7 +111,8 @@ class Variant:
         asked = policy(point.order, plan, point.plan, search)
         made = schedule_for(program, asked, gpu)
         assert isinstance(made, KernelSchedule)  # a point has the name of an order
-        split = registers(point.plan, len(made.compute), plan.resident)
+        turns = bool(turned_operands(program))
+        split = registers(point.plan, len(made.compute), plan.resident, turns)
         if split is not None:
             made = schedule_for(program, replace(asked, registers=split), gpu)
             assert isinstance(made, KernelSchedule)

@@ -109,6 +109,41 @@ DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) 
   }
 }
 
+//@ turn_tile
+// An 8-bit tile of kKeys rows and kCols columns, transposed and each 16 of its rows in the order of
+// quads, by kWarps warps from warp 1 on. A pair of columns moves as one 16-bit element: transposed,
+// lane 4 p + q holds rows 2 q and 2 q + 1 of columns 2 p and 2 p + 1, from two matrices all that one
+// word of either column's row takes. Lanes of odd columns of the upper half first: rows of a matrix
+// then lie in different banks.
+template <int kWidth, int kRows, int kFrom, int kKeys, int kCols, int kWarps>
+DEVICE void turn_tile(unsigned to, unsigned from) {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
+  const unsigned upper = lane / 16, row = lane % 8;
+  const unsigned one = upper ? 0x7531 : 0x6420, other = upper ? 0x6420 : 0x7531;
+  const unsigned own = row * 2 + (row / 4 ^ (lane / 8 % 2));
+  // The swizzle changes bits of a place by XOR, so that places further on are an XOR away.
+  // Nothing is derived from them before: the addresses of a loop's tiles would fill registers.
+  const unsigned first = at_use(from + tile_offset<kFrom, kKeys>(lane, 0));
+  const unsigned last =
+      at_use(to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth);
+  constexpr int kAtOnce = kCols > 128 ? 1 : kCols / 16;  // of more the registers do not suffice
+#pragma unroll kAtOnce
+  for (unsigned part = 0; part < kCols / 16; part += kWarps) {
+    const unsigned col = (part + warp) * 16;
+    if (part + kWarps > kCols / 16 && col >= kCols) break;
+    const unsigned panel = kCols > kFrom ? col / kFrom : 0;
+    const unsigned at = (first ^ col % kFrom) + panel * (kKeys * kFrom);
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 32) {
+      unsigned x[4];
+      load_matrix_transposed(x, at + key * kFrom);
+      stmatrix((last ^ key % kWidth) + part * 16 * kWidth + key / kWidth * (kRows * kWidth),
+               __byte_perm(x[0], x[1], one), __byte_perm(x[0], x[1], other),
+               __byte_perm(x[2], x[3], one), __byte_perm(x[2], x[3], other));
+    }
+  }
+}
+
 //@ read_right
 // Operand B of two mma: columns from `col`, 16 of them where the tile has so many (8 twice, else).
 template <int kWidth, int kRows, int kCols, bool kDeep>

@@ -1,0 +1,176 @@
+"""New keys and values into a cache, dense or paged, with the rotation of keys and queries fused.
+
+Token t of a sequence gets position length + t: its key is rotated by the angles of that position
+and stored there, its value stored, and its queries, which are rotated alike, are the result `r`.
+
+Arrays: `k, v: [batch, tokens, kv_heads, d]`, `lengths: [batch]`, the keys that each sequence has
+before; `k_cache, v_cache: [batch, keys, kv_heads, d]`, or paged `[pages, page_keys, kv_heads, d]`
+with `table: [batch, columns]`; `cos, sin: [positions, half]`; `q, r: [batch, tokens, heads, d]`. An
+8-bit cache holds what k and v are of `scale_k, scale_v: [batch, kv_heads]`, clamped to the largest
+number of its type. A token that the cache has no room for, and a position without angles, is left
+out: its key and value are not stored, its queries are rotated by 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import InputError
+from warploom.tile import (
+    BF16,
+    E4M3,
+    FP16,
+    FP32,
+    INT32,
+    Array,
+    DType,
+    Index,
+    Program,
+    Span,
+    Tile,
+    array,
+    cdiv,
+    grid,
+    load,
+    minimum_index,
+    read,
+    reciprocal,
+    size,
+    span,
+    store,
+    trace,
+)
+
+AT_A_TIME = 8  # key heads of a task
+STYLES = ("", "halves", "pairs")
+Place = tuple[Index | Span | int, ...]
+
+
+@dataclass(frozen=True)
+class AppendConfig:
+    """What is static.
+
+    cache   element type of the caches; None: that of k and v
+    rotary  "": nothing is rotated; element j of a head goes with j + d / 2 ("halves", GPT-NeoX), or
+            2 j with 2 j + 1 ("pairs", GPT-J), whose arrays then are `[..., half, 2]`
+    group   query heads of a key head, to be rotated; 0: there are no queries
+    page    tokens of a page; None: the caches are dense
+    """
+
+    dtype: DType = BF16
+    cache: DType | None = None
+    head_dim: int = 128
+    rotary: str = ""
+    angles: DType = FP32
+    group: int = 0
+    page: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel here is for."""
+        if self.dtype not in (BF16, FP16) or self.stored not in (self.dtype, E4M3):
+            raise InputError(
+                f"append of {self.dtype} to a cache of {self.stored}: expected bf16 or fp16, to a "
+                "cache of that type or e4m3"
+            )
+        if self.rotary not in STYLES or self.head_dim % 16 or (self.group and not self.rotary):
+            raise InputError(
+                f"append head_dim={self.head_dim} rotary={self.rotary!r} group={self.group}: "
+                f"expected a multiple of 16, one of {STYLES}, and queries only to be rotated"
+            )
+
+    @property
+    def stored(self) -> DType:
+        """The element type of the caches."""
+        return self.cache or self.dtype
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the caches hold parts of a factor."""
+        return self.stored != self.dtype
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The parameters of `append`."""
+        d = "half two" if self.rotary == "pairs" else "d"
+        rows = "pages page_keys" if self.page else "batch keys"
+        found = {"k": array(self.dtype, f"batch tokens kv_heads {d}")}
+        found["v"] = array(self.dtype, "batch tokens kv_heads d")
+        found["lengths"] = array(INT32, "batch")
+        found["k_cache"] = array(self.stored, f"{rows} kv_heads {d}")
+        found["v_cache"] = array(self.stored, f"{rows} kv_heads d")
+        if self.page:
+            found["table"] = array(INT32, "batch columns")
+        if self.rotary:
+            found |= {x: array(self.angles, "positions half") for x in ("cos", "sin")}
+        if self.scaled:
+            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "kv"}
+        if self.group:
+            found |= {x: array(self.dtype, f"batch tokens heads {d}") for x in "qr"}
+        return found
+
+
+def append(config: AppendConfig | None = None) -> Program:
+    """The program of a configuration."""
+    chosen = config or AppendConfig()
+    return trace(_append, chosen.arrays, name="append", config=chosen)
+
+
+def append_schedule(config: AppendConfig) -> SimtSchedule:
+    """Laid over threads by sizes; of pairs, what one load leaves of a line the next one has."""
+    schedule = simt(append(config))
+    if config.rotary != "pairs":
+        return schedule
+    lanes = min(schedule.threads, schedule.lanes * schedule.vector)
+    return replace(schedule, lanes=lanes, vector=1)
+
+
+def _append(config: AppendConfig, **arrays: Array) -> None:
+    b, t, group = grid(
+        batch=size("batch"), tokens=size("tokens"), heads=cdiv(size("kv_heads"), AT_A_TIME)
+    )
+    position, first = read(arrays["lengths"], b) + t, group * AT_A_TIME
+    heads = span(first, AT_A_TIME)
+    # Of a token without room all heads lie behind the last one, where nothing is stored.
+    room = size("columns") * config.page if config.page else size("keys")
+    kept = span(first + position // room * size("kv_heads"), AT_A_TIME)
+    row: Place = (b, position, kept)
+    if config.page:
+        column = minimum_index(position // config.page, size("columns") - 1)
+        row = (read(arrays["table"], b, column), position % config.page, kept)
+
+    def put(which: str, columns: Place, new: Tile) -> None:
+        if config.scaled:
+            new = new.cast(FP32) * reciprocal(load(arrays[f"scale_{which}"], b, heads))
+        store(arrays[f"{which}_cache"], *row, *columns, tile=new.cast(config.stored))
+
+    every = (span(0, config.head_dim),)
+    put("v", every, load(arrays["v"], b, t, heads, *every))
+    if not config.rotary:
+        put("k", every, load(arrays["k"], b, t, heads, *every))
+        return
+    half = span(0, config.head_dim // 2, "half")
+    turns = [load(arrays[x], position, half).cast(FP32) for x in ("cos", "sin")]
+    for columns, part in _rotated(config, arrays["k"], (b, t, heads), turns):
+        put("k", columns, part)
+    if config.group:
+        width = AT_A_TIME * config.group
+        queries = (b, t, span(group * width, width))
+        for columns, part in _rotated(config, arrays["q"], queries, turns):
+            store(arrays["r"], *queries, *columns, tile=part.cast(config.dtype))
+
+
+def _rotated(
+    config: AppendConfig, of: Array, at: Place, turns: Sequence[Tile]
+) -> list[tuple[Place, Tile]]:
+    """Both halves of some heads, rotated, with the columns where they belong."""
+    width = config.head_dim // 2
+    half = span(0, width, "half")
+    columns: list[Place] = [(half,), (span(width, width, "half"),)]
+    if config.rotary == "pairs":
+        columns = [(half, 0), (half, 1)]
+    left, right = (load(of, *at, *one).cast(FP32) for one in columns)
+    cos, sin = turns
+    return [(columns[0], left * cos - right * sin), (columns[1], left * sin + right * cos)]
