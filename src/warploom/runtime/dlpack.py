@@ -17,6 +17,7 @@ GPU_PLACES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 # (DLDataTypeCode, bits) -> name
 NAMES = {
+    (0, 8): "int8",
     (0, 32): "int32",
     (2, 32): "float32",
     (2, 16): "float16",
