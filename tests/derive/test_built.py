@@ -48,7 +48,7 @@ def test_attention_is_what_its_kernel_computes(settings: dict[str, str]) -> None
     q = rng.standard_normal((b, h, sizes["rows"], sizes["d"]))
     k, v = rng.standard_normal((2, b, n, sizes["keys"], sizes["d"]))
     factors = {f"scale_{x}": np.array([f]) for x, f in zip("qkv", (0.5, 2.0, 3.0), strict=True)}
-    last = ordered(v) if config.narrow else v
+    last = ordered(v) if config.ordered else v
     out, lse = attention_reference.reference(config, {"q": q, "k": k, "v": last, **factors})
     diagram = program_formula("attention", vars(config), sizes)
     given = {"Q": q, "K": k, "V": v, **{x: f[0] for x, f in factors.items()}}
