@@ -31,7 +31,7 @@ def test_what_no_kernel_takes_is_refused(given):
     calls = {
         r"\[tokens, heads, d\]": ((q[None], k, v, *bounds), {}),
         "not a whole number": ((q[:, :3], k, v, *bounds), {}),
-        "expected one type": ((q.half(), k, v, *bounds), {}),
+        "expected one element type": ((q.half(), k, v, *bounds), {}),
         "expected int32": ((q, k, v, bounds[0].long(), bounds[1]), {}),
         "as many for queries as for keys": ((q, k, v, bounds[0], bounds[1][:2]), {}),
         "expected two numbers": ((q, k, v, bounds[0][:1], bounds[1][:1]), {}),

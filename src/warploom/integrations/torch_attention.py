@@ -14,6 +14,7 @@ from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     addresses,
+    allowed_type,
     built_kernel,
     check_devices,
     copyable,
@@ -26,16 +27,39 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
+from warploom.kernels.attention.program import refuse_scale
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
 torch: Any = torch_module()
+ATTENTION_TYPES = ("bf16", "fp16")
 
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
     "bool causal=False, int? window=None, float? scale=None, bool deterministic=False) "
     "-> (Tensor, Tensor, Tensor)"
 )
+
+
+def checked_group(
+    name: str, q: Any, k: Any, v: Any, window: int | None, scale: float | None
+) -> int:
+    """Query heads a key head of tensors whose heads are axis 1.
+
+    Raises `InputError` for heads, types or masks that no kernel of attention takes.
+    """
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise InputError(
+            f"{name} of q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: {q.shape[1]} "
+            f"query heads over {k.shape[1]} key heads is not a whole number each"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"{name} of {q.dtype}, {k.dtype}, {v.dtype}: expected one element type")
+    allowed_type(q, f"{name} q", ATTENTION_TYPES)
+    if window is not None and window < 1:
+        raise InputError(f"{name} window={window}: expected at least 1")
+    refuse_scale(scale)
+    return q.shape[1] // k.shape[1]
 
 
 def value_dim(q: Any, v: Any) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
+from warploom.integrations.torch_attention import ATTENTION_TYPES, checked_group
 from warploom.integrations.torch_program import (
     addresses,
     allowed_type,
@@ -31,11 +32,10 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.gradients import kernel, parts
-from warploom.kernels.attention.program import AttentionConfig, refuse_scale
+from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import choose_attention
 
 torch: Any = torch_module()
-TYPES = ("bf16", "fp16")
 BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 MASKS = "bool causal=False, int? window=None, float? scale=None"
 FORWARD = f"(Tensor q, Tensor k, Tensor v, {BOUNDS}, {MASKS}, bool exact=False) -> (Tensor, Tensor)"
@@ -87,14 +87,6 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
             f"attention_varlen of {shapes}: expected [tokens, heads, d] and twice "
             "[tokens, kv_heads, d]"
         )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise InputError(
-            f"attention_varlen of {shapes}: {q.shape[1]} query heads over {k.shape[1]} key heads "
-            "is not a whole number each"
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        raise InputError(f"attention_varlen of {q.dtype}, {k.dtype}, {v.dtype}: expected one type")
-    allowed_type(q, "attention_varlen q", TYPES)
     for name, bounds in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
         if bounds.dtype != torch.int32 or bounds.shape != cu_q.shape or bounds.dim() != 1:
             raise InputError(
@@ -104,9 +96,7 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
     if len(cu_q) < 2:
         raise InputError("attention_varlen cu_seqlens_q has no sequence: expected two numbers")
     _, _, _, window, scale, *_ = options
-    if window is not None and window < 1:
-        raise InputError(f"attention_varlen window={window}: expected at least 1")
-    refuse_scale(scale)
+    checked_group("attention_varlen", q, k, v, window, scale)
 
 
 def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[int, Any]:
@@ -114,7 +104,7 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[int, Any]:
     _check(q, k, v, *options)
     cu_q, _, max_q, max_k, causal, window, scale, exact = options
     base = AttentionConfig(
-        dtype=allowed_type(q, "attention_varlen q", TYPES),
+        dtype=allowed_type(q, "attention_varlen q", ATTENTION_TYPES),
         head_dim=q.shape[2],
         causal=causal,
         window=window,
@@ -176,7 +166,7 @@ def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[
             f"{out.dtype} {list(out.shape)}: expected both like q, {q.dtype} {list(q.shape)}"
         )
     config = BackwardConfig(
-        dtype=allowed_type(q, "attention_varlen q", TYPES),
+        dtype=allowed_type(q, "attention_varlen q", ATTENTION_TYPES),
         head_dim=q.shape[2],
         causal=causal,
         window=window,

@@ -13,7 +13,12 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_attention import attention_backward, value_dim
+from warploom.integrations.torch_attention import (
+    ATTENTION_TYPES,
+    attention_backward,
+    checked_group,
+    value_dim,
+)
 from warploom.integrations.torch_program import (
     addresses,
     allowed_type,
@@ -29,7 +34,7 @@ from warploom.integrations.torch_program import (
     torch_module,
     variant_kernel,
 )
-from warploom.kernels.attention.program import AttentionConfig, refuse_scale
+from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
 from warploom.kernels.gemm.variant import choose_gemm
@@ -37,7 +42,6 @@ from warploom.tile import BF16
 
 torch: Any = torch_module()
 GEMM_TYPES = ("bf16", "fp16", "e4m3", "e5m2")
-ATTENTION_TYPES = ("bf16", "fp16")
 GEMM_SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str activation='none', "
     "float scale=1.0, bool batch_invariant=False) -> Tensor"
@@ -182,18 +186,7 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise InputError(f"attention of {shapes}: batch and head sizes must agree")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise InputError(
-            f"attention of {shapes}: {q.shape[1]} query heads over {k.shape[1]} key heads is not "
-            "a whole number each"
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        raise InputError(f"attention of {q.dtype}, {k.dtype}, {v.dtype}: expected one element type")
-    allowed_type(q, "attention q", ATTENTION_TYPES)
-    if window is not None and window < 1:
-        raise InputError(f"attention window={window}: expected at least 1")
-    refuse_scale(scale)
-    return q.shape[1] // k.shape[1]
+    return checked_group("attention", q, k, v, window, scale)
 
 
 def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -17,6 +17,7 @@ for n < r; dbeta = dx u / beta^2 of a row, and dg is made of q dq + k dk (read) 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from warploom.derive.lower.chunks import LOG2E, summed
@@ -45,7 +46,7 @@ from warploom.tile import (
 LEAST_BETA = 2.0**-60  # of a beta that is divided by
 
 
-class _Delta(BackwardTask):
+class _Delta(BackwardTask, ABC):
     """What both kernels have of a chunk's gates."""
 
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
@@ -68,9 +69,9 @@ class _Delta(BackwardTask):
         names = ("beta", "g") if self.decays else ("beta",)
         return {name: self.gates(name, c, "n") for name in names}
 
+    @abstractmethod
     def chunk(self, c: Index) -> None:
         """What is done of chunk c."""
-        raise NotImplementedError
 
     def vector(self, name: str) -> Tile:
         """The gate of every row of this chunk, [t]."""
