@@ -16,7 +16,7 @@ from warploom.codegen.cuda.values import At, Values, rounded
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import SLOT_COLUMNS, Placement
 from warploom.errors import InputError
-from warploom.tile import Op
+from warploom.tile import Op, Var
 from warploom.tile.ops import NIBBLES
 
 Names = dict[str, str]
@@ -69,6 +69,28 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
         "{",
         *indent([*reads, *unrolled("i", count), f"  {body}"]),
         "}",
+    ]
+
+
+def hand_lines(values: Values, var: Var) -> list[str]:
+    """Leave a vector along rows for the other groups, in the slot whose turn it is."""
+    return _handed(values, var, "if (lane % 4 == 0) {place} = {own};")
+
+
+def take_lines(values: Values, var: Var) -> list[str]:
+    """Take a vector along rows that one group has left for all."""
+    return _handed(values, var, "{own} = {place};")
+
+
+def _handed(values: Values, var: Var, form: str) -> list[str]:
+    name, rows = var.name, var.type.shape[0]
+    blocks, halves = values.extents(var.type)
+    place = f"{name}_handed[{name}_turn * {rows} + t * 64 + thread_row + h * 8]"
+    return [
+        f"{name}_turn ^= 1;",
+        *unrolled("t", blocks),
+        *unrolled("h", halves),
+        f"    {form.format(place=place, own=f'{c_name(name)}[t][h]')}",
     ]
 
 

@@ -52,6 +52,7 @@ from warploom.codegen.ir.steps import (
     Run,
     Share,
     Step,
+    Take,
     TurnPass,
     TurnWait,
     Wait,
@@ -235,8 +236,8 @@ class _Reader:
             return Issue(self._op(line, what), stage, int(turn) if turn else None)
         if kind == "Fill" and ring:
             return Fill(self._op(line, what), ring, stage)
-        if kind == "Run":
-            return Run(self._op(line, what), stage)
+        if kind in ("Run", "Take"):
+            return (Run if kind == "Run" else Take)(self._op(line, what), stage)
         if kind in ON_RING:
             return ON_RING[kind](what, stage)
         if kind == "Meet":
@@ -244,7 +245,7 @@ class _Reader:
         raise _wrong(line, f"no step is called {kind}")
 
     def _meet(self, line: Line, tile: str, stage: int) -> Meet:
-        if tile not in self.placement.common:
+        if tile not in self.placement.common | self.placement.handed:
             raise _wrong(line, f"groups write no part of {tile} into shared memory")
         return Meet(tile, stage)
 
