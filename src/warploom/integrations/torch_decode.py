@@ -96,7 +96,11 @@ def problem_of_lengths(q: Any, cache: Any, cache_seqlens: Any, block_table: Any)
     if cache_seqlens.dtype != torch.int32 or tuple(cache_seqlens.shape) != (batch,):
         return f"expected cache_seqlens of int32 [{batch}]"
     if block_table is None:
-        return "" if cache.shape[0] == batch else "expected a cache for each sequence, or a block_table"
+        return (
+            ""
+            if cache.shape[0] == batch
+            else "expected a cache for each sequence, or a block_table"
+        )
     kind = block_table.dtype == torch.int32 and block_table.dim() == 2
     if not kind or block_table.shape[0] != batch:
         return f"expected a block_table of int32 [{batch}, pages of a sequence]"
@@ -165,7 +169,9 @@ def _parts(plan: Plan, q: Any) -> dict[str, Any]:
     batch, kv_heads, rows, _ = q.shape
     shape = (batch, kv_heads, plan.splits, rows)
     return {
-        "parts": torch.empty((*shape, plan.config.columns[0]), dtype=torch.float32, device=q.device),
+        "parts": torch.empty(
+            (*shape, plan.config.columns[0]), dtype=torch.float32, device=q.device
+        ),
         "sums": torch.empty(shape, dtype=torch.float32, device=q.device),
     }
 

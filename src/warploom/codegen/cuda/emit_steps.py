@@ -367,9 +367,7 @@ class StepCode:
                 return self._join(step)
             case Run():
                 return self._run(step, here)
-            case Take():
-                return self._take(step, here)
-            case Meet() | Share():
+            case Meet() | Share() | Take():
                 return self._together(step, here)
             case TurnWait():
                 return self._turn_wait()
@@ -537,7 +535,9 @@ class StepCode:
         checks += ["part == 0"] if path.first_group else []
         return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
 
-    def _together(self, step: Meet | Share, here: Here) -> list[str]:
+    def _together(self, step: Meet | Share | Take, here: Here) -> list[str]:
+        if isinstance(step, Take):
+            return self._take(step, here)
         if isinstance(step, Meet):
             meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
             fenced = self.fences and fenced_as_met(self.block, step.tile)

@@ -436,7 +436,9 @@ def _check_split(placement: Placement) -> None:
             f"{placement.program.name}; they have the rows {sorted(placement.rows)} and the "
             f"columns {sorted(placement.cols)}"
         )
-    vectors = [op.dst for op in placement.program.ops() if op.dst and op.dst.name in placement.spread]
+    vectors = [
+        op.dst for op in placement.program.ops() if op.dst and op.dst.name in placement.spread
+    ]
     if any(split in var.type.names for var in vectors):
         raise InputError(
             f"launch plan: split axis {split!r}: a loop loads vectors along these columns, which "
@@ -446,6 +448,12 @@ def _check_split(placement: Placement) -> None:
         if op.dst is None:
             continue
         kind = op.dst.type
+        lanes = op.kind != "mma" and op.id in placement.fusion.kept and placement.slots_read(op)
+        if lanes and not placement.is_shared(op.dst) and placement.splits & placement.cols:
+            raise InputError(
+                f"{op.where}: {op.kind} reads elements of a loaded operand, and the schedule "
+                f"splits the columns {split!r}: groups have no part of such a tile; split rows"
+            )
         for axis in sorted(placement.splits):
             if runs_along(op, axis):
                 raise InputError(

@@ -173,10 +173,8 @@ class Steps:
                 return self._join(agent, step)
             case Run():
                 return self._run(agent, step, symbols)
-            case Meet():
-                return self._meet(agent)
-            case Take():
-                return self._take(agent, step.op)
+            case Meet() | Take():
+                return self._meet(agent) if isinstance(step, Meet) else self._take(agent, step.op)
             case Share():  # a group is one agent, which has the whole vector
                 return True
             case TurnWait():

@@ -249,9 +249,7 @@ def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
     return Task(batch, kv_head, split, splits, i * height, queries, at, at)
 
 
-def _decode(
-    q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Array
-) -> None:
+def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Array) -> None:
     height, width = config.tile
     task = _task(config, rest)
     batch, kv_head = task.batch, task.kv_head
@@ -262,7 +260,7 @@ def _decode(
     scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in "qkv" if config.narrow}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
     columns, axis = config.columns
-    acc = zeros(**{"rows": height, axis: columns})
+    acc = zeros(FP32, **{"rows": height, axis: columns})
     caches = [cache for cache in (k, rest.get("v")) if cache is not None]
     for j in loop(first, last):
         keys, values = _block(config, caches, rest.get("table"), (batch, kv_head, j, length))
@@ -496,7 +494,7 @@ def _combine_equal(
     (batch, kv_head, row), columns = _row(config)
     count = cdiv(minimum_index(read(lengths, batch), size("splits") * part), part)
     base, total = full(-math.inf), zeros()
-    acc = zeros(**{axis: min(config.columns[0], MOST_COLUMNS)})
+    acc = zeros(FP32, **{axis: min(config.columns[0], MOST_COLUMNS)})
     for i in loop(cdiv(count, splits)):
         several = span(i * splits, splits)
         own = coordinate("splits", splits, i * splits) < count
