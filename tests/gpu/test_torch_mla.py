@@ -61,6 +61,26 @@ def test_ragged_lengths_and_pages(page, queries, heads):
         assert close(got, want)
 
 
+@pytest.mark.parametrize(("page", "heads"), [(None, 128), (64, 20)])
+def test_caches_of_8_bits(page, heads):
+    lengths, narrow = (700, 0, 1023, 64), torch.float8_e4m3fn
+    arguments, entries = cache_of(lengths, 1024, page)
+    arguments["kv_cache"] = arguments["kv_cache"].clamp(-448.0, 448.0).to(narrow)
+    q = torch.randn(len(lengths), 2, heads, D, device="cuda").to(narrow)
+    by_q, by_k = (torch.rand(len(lengths), 1, device="cuda") + 0.5 for _ in "qk")
+    wide, lifted = (
+        x.to(narrow).double() * by.double()[:, :, None, None]
+        for x, by in ((q, by_q), (entries, by_k))
+    )
+    want = exact(wide, lifted, lengths, causal=True)
+    for splits in (0, 5):
+        got = mla.attention_mla(
+            q, **arguments, causal=True, num_splits=splits, q_descale=by_q, k_descale=by_k
+        )
+        assert got.dtype is torch.bfloat16
+        assert close(got, want, 0.01)
+
+
 def test_many_sequences_of_several_tasks_a_multiprocessor():
     lengths = tuple(int(n) for n in torch.randint(1, 2049, (150,)))
     arguments, entries = cache_of(lengths, 2048, 64)

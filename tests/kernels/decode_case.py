@@ -83,6 +83,8 @@ def decode_case(
         ones = np.ones((batch, heads))
         own = 1.0 + 0.5 * np.arange(heads) * ones
         arrays |= {"scale_q": 0.5 * ones, "scale_k": 2.0 * ones, "scale_v": own}
+        if config.value_dim:
+            own = arrays.pop("scale_v") * 0.0 + 2.0
         want = want * own[..., None, None]
     if config.split:
         shape = (batch, heads, splits, rows)

@@ -88,7 +88,9 @@ def _of_part(block: BlockProgram, op: Op, which: int, operand: Operand, text: st
     placement = block.placement
     assert op.dst is not None
     axis = op.dst.type.names[which]
-    if placement.parts == 1 or axis not in placement.splits:
+    name = op.srcs[which].name
+    own = name in placement.staged and name not in placement.common
+    if placement.parts == 1 or axis not in placement.splits or own:
         return text
     size = op.dst.type.size(axis) // placement.parts
     return f"{text[:-1]} + part * {operand.offset(0, size)})"

@@ -37,6 +37,7 @@ from warploom.codegen.cuda.emit_staged import (
     fenced_as_met,
     from_slots_lines,
     hand_lines,
+    moves_on,
     stage_lines,
     take_lines,
     takes_turns,
@@ -499,6 +500,8 @@ class StepCode:
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
         name, copied = op.dst.name, list[str]()
+        if self.fences and moves_on(self.block.placement, op):
+            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
         if name in self.block.placement.staged:
             slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
             later = fenced_as_met(self.block, name)

@@ -63,7 +63,8 @@ class Placement:
     parts       compute groups the split axis is cut into
     splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
                 axis of a staged tile
-    common      the staged tiles of which every group leaves its part in one region
+    common      the staged tiles of which every group leaves its part in one region; of a second
+                operand whose columns are cut, each group has its own in its own
     led         the ops that the first group alone does, by number
     handed      tiles of these that the other groups take from shared memory: first operands of
                 matmuls, which are staged for all, and vectors along rows
@@ -195,7 +196,8 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     rows, cols = _axes(program, shared, fusion)
     splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
-    common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
+    own = _own_columns(program, staged, splits)
+    common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
     spread = _vectors(program, cols) - set(fusion.inlined)
     if vectors:
         brought = spread | _vectors(program, rows)
@@ -205,6 +207,8 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
         program, fusion, shared, rows, cols, split, parts, staged,
         splits=splits, common=common, spread=spread, turned=turned,
     )  # fmt: skip
+    for name in own:
+        staged[name] = shared_tile(placement.local(kinds[name]))
     if parts > 1 and split in cols:
         placement = _led_by_one(placement)
     _check_split(placement)
@@ -280,6 +284,18 @@ def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> f
             if reads and op.dst is not None and contracted(op) in found:
                 found.add(op.dst.type.names[0])
     return frozenset(found)
+
+
+def _own_columns(
+    program: Program, staged: Mapping[str, SharedTile], splits: frozenset[str]
+) -> set[str]:
+    """The staged second operands of which each group reads the columns that it has."""
+    return {
+        op.srcs[1].name
+        for op in program.ops()
+        if op.kind == "mma" and op.srcs[1].name in staged and op.dst is not None
+        and op.dst.type.names[1] in splits
+    }  # fmt: skip
 
 
 def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
@@ -448,12 +464,6 @@ def _check_split(placement: Placement) -> None:
         if op.dst is None:
             continue
         kind = op.dst.type
-        lanes = op.kind != "mma" and op.id in placement.fusion.kept and placement.slots_read(op)
-        if lanes and not placement.is_shared(op.dst) and placement.splits & placement.cols:
-            raise InputError(
-                f"{op.where}: {op.kind} reads elements of a loaded operand, and the schedule "
-                f"splits the columns {split!r}: groups have no part of such a tile; split rows"
-            )
         for axis in sorted(placement.splits):
             if runs_along(op, axis):
                 raise InputError(

@@ -129,11 +129,11 @@ class DecodeConfig:
                 f"one of {', '.join(map(str, heads))}"
             )
         if self.value_dim not in (None, LATENT.get(self.head_dim)) or (
-            self.value_dim and (self.narrow or self.mixed)
+            self.value_dim and self.mixed
         ):
             raise InputError(
-                f"decode of {self.dtype} keys of {self.head_dim} with values of {self.value_dim}, "
-                f"mixed={self.mixed}: expected 16 bits, {LATENT}, and no mixed batch"
+                f"decode of keys of {self.head_dim} with values of {self.value_dim}, "
+                f"mixed={self.mixed}: expected {LATENT}, and no mixed batch"
             )
         if self.page is not None and self.page not in PAGES:
             raise InputError(
@@ -177,9 +177,20 @@ class DecodeConfig:
         return BF16 if self.narrow else self.dtype
 
     @property
+    def weights(self) -> DType:
+        """The element type of weights in the product with values. Of latent attention, whose values
+        lie as keys do, 8-bit ones are widened, which turning would take longer than."""
+        return FP16 if self.narrow and self.value_dim else self.dtype
+
+    @property
     def lift(self) -> float:
         """The power of 2 that the weight of a row's largest score is (`AttentionConfig.lift`)."""
-        return 4.0 if self.narrow else 0.0
+        return 4.0 if self.weights.bits == 8 else 0.0
+
+    @property
+    def scaled(self) -> str:
+        """What has factors."""
+        return "" if not self.narrow else "qk" if self.value_dim else "qkv"
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -194,7 +205,7 @@ class DecodeConfig:
         if self.mixed:
             found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
-            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "qkv"}
+            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in self.scaled}
         if not self.split:
             return {**found, "o": array(self.result, f"{rows} {self.columns[1]}")}
         parts = "batch kv_heads splits rows"
@@ -257,7 +268,7 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
     length = minimum_index(read(lengths, batch), room)
     first, last = _blocks(config, length, task)
     queries = [load(q, *task.load, part) for part in _pieces(config)]
-    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in "qkv" if config.narrow}
+    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
     columns, axis = config.columns
     acc = zeros(FP32, **{"rows": height, axis: columns})
@@ -267,6 +278,8 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
         products = queries[0] @ keys[0]
         for q_part, k_part in zip(queries[1:], keys[1:], strict=True):
             products += q_part @ k_part
+        if config.value_dim and config.narrow:  # beside the product with keys
+            values = values.cast(config.weights)
         scores, factor = _scores(config, products, scales)
         row_at = coordinate("rows", height, task.row)
         seen = _visible(config, row_at, j * width, length, task.queries)
@@ -279,13 +292,13 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
         weights = exp2(scores * factor - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        ordered = weights.quad_order("keys") if config.narrow else weights
-        packed = ordered.cast(config.dtype)
+        ordered = weights.quad_order("keys") if config.weights.bits == 8 else weights
+        packed = ordered.cast(config.weights)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ values
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))
-    out = acc * (share * scales["v"] if config.narrow else share)
+    out = acc * (share * scales[config.scaled[-1]] if config.narrow else share)
     if not config.split:
         return store(rest["o"], *task.store, span(0, columns), tile=out.cast(config.result))
     rows = task.store[2]
@@ -384,7 +397,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
     if config.value_dim:
         # One group makes the weights, and both have half of the columns of the result.
         launch = LaunchPlan(split="e", store="direct", dependent=True, l2_promotion=128)
-        return Policy("lcsf", launch, 2, 2, registers=(40, 232))
+        return Policy("lcsf", launch, 2, 3 if config.narrow else 2, registers=(40, 232))
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(
@@ -425,7 +438,8 @@ def planned(
     rows = queries * config.group
     # Blocks of as many bytes, whatever the elements have.
     one_tile = rows <= 64 or config.value_dim  # whose columns the groups share out
-    config = replace(config, tile=(64 if one_tile else 128, 128 if config.narrow else 64))
+    wide = config.narrow and not config.value_dim
+    config = replace(config, tile=(64 if one_tile else 128, 128 if wide else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tasks = heads * -(-rows // config.tile[0])
