@@ -142,7 +142,7 @@ def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
     return round_wide(kind, values.astype(np.float64))
 
 
-def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _to_bf16(values: NDArray[np.generic]) -> NDArray[np.float32]:
     # The upper half of the words, which have half of the last place added, or just less to even.
     words = values.view(np.uint32)
     odd = words >> np.uint32(16) & np.uint32(1)
