@@ -120,7 +120,7 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     }
     check_devices(op, tensors)
     columns, lead = main.shape[-1], tuple(main.shape[:-1])
-    shapes = {"m n": (*lead, columns), "m": lead, "n": (columns,)}
+    shapes = {"m n": (*lead, columns), "m": lead, "m words": lead, "n": (columns,)}
     for one in known.inputs:
         want = shapes[" ".join(one.dims)]
         if one.name in tensors and tuple(tensors[one.name].shape) != want:
@@ -187,15 +187,21 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
             arrays[name] = bound.like.new_empty((parts, columns), dtype=torch.float32)
             continue
         tensor = bound.given[name] if name in bound.given else made[name]
-        tensor = tensor.to(torch.int32) if spec.dtype.name == "int32" else tensor
-        shape = {"m n": (rows, columns), "m": (rows,), "n": (columns,)}[" ".join(spec.dims)]
-        arrays[name] = _aligned(tensor.reshape(shape))
+        tensor = _words(tensor) if "words" in spec.dims else tensor
+        shape = {"m n": (rows, columns), "m": (rows,), "m words": (rows, -1), "n": (columns,)}
+        arrays[name] = _aligned(tensor.reshape(shape[" ".join(spec.dims)]))
     kernel(arrays, bound.scalars, stream)
     for name in wanted:
         if name.endswith(PARTS):
             added = _sums(bound.config.weight, bound.like)
             added({"parts_of": arrays[name], "y": made[name]}, {}, stream)
     return _packed(made)
+
+
+def _words(classes: Any) -> Any:
+    """Whole numbers as words of 32 bits, the lowest first: a view of those that have 32 or 64."""
+    wide = classes if classes.dtype in (torch.int32, torch.int64) else classes.to(torch.int64)
+    return wide.contiguous().unsqueeze(-1).view(torch.int32)
 
 
 def _aligned(tensor: Any) -> Any:

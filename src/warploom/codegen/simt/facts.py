@@ -16,6 +16,7 @@ from warploom.codegen.simt.exchanges import cluster_room, needs_one_block, share
 from warploom.codegen.simt.forms import Layout, check_registers, forms_of
 from warploom.codegen.simt.picks import Pick, picks
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.simt.weighted import WeightedSums, weighted_sums
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Program
 from warploom.tile.index import multiple_of
@@ -38,6 +39,7 @@ class SimtFacts:
     rings           where the ring of a loop begins, by its index
     ahead           loads that begin early
     picks, idle     sums that are one element each, and ops that have no code for that
+    weighted        sums of exponentials that take one exchange
     stored_only     variables that only stores read, which round them
     stored, loaded  arrays that are written and read: what other threads of the block stored is read
                     only after all of them did
@@ -52,6 +54,7 @@ class SimtFacts:
     ahead: Ahead
     picks: Mapping[int, Pick]
     idle: frozenset[int]
+    weighted: WeightedSums
     stored_only: frozenset[str]
     stored: frozenset[str]
     loaded: frozenset[str]
@@ -66,8 +69,9 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     layout, forms = Layout(schedule), forms_of(program)
     _check(program, layout, forms, arch)
     early = ahead(program, layout, forms, entry_registers(schedule.threads, arch) // EARLY_SHARE)
-    cluster_at = -(-shared_bytes(program, layout, forms) // 16) * 16
-    room = cluster_room(program, layout, forms)
+    weighted = weighted_sums(program, layout, forms)
+    cluster_at = -(-shared_bytes(program, layout, forms, weighted.sums) // 16) * 16
+    room = cluster_room(program, layout, forms, weighted.sums)
     shared = cluster_at + (BARRIER + room if room else 0)
     rings: dict[str, int] = {}
     for index, stage in early.stages.items():
@@ -85,7 +89,7 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     found, idle = picks(program, forms)
     return SimtFacts(
         layout, forms, tuple(parameters), shared, cluster_at if room else None, rings, early,
-        found, idle, _stored_only(program), stored, loaded,
+        found, idle, weighted, _stored_only(program), stored, loaded,
     )  # fmt: skip
 
 

@@ -97,8 +97,8 @@ class Rows:
     def __contains__(self, option: str) -> bool:
         return option in self.config.options
 
-    def _ranges(self, name: str) -> tuple[Span, ...]:
-        known = {"m": self.rows, "n": self.cols}
+    def _ranges(self, name: str) -> tuple[Span | int, ...]:
+        known = {"m": self.rows, "n": self.cols, "words": 0}
         return tuple(known[dim] for dim in self.arrays[name].dims)
 
     def get(self, name: str) -> Tile:
@@ -183,7 +183,7 @@ def _of_class(rows: Rows) -> tuple[Tile, Tile]:
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
     if rows.config.rows == 1:  # one load is less than a comparison and a sum of every element
-        place = read(rows.arrays["target"], rows.first)
+        place = read(rows.arrays["target"], rows.first, 0)
         chosen = load(rows.arrays["x"], rows.rows, place).cast(FP32)
     else:
         chosen = sum_along(where(own, x, 0.0), "n")
@@ -231,8 +231,9 @@ def _quantised(rows: Rows) -> None:
 class RowOp:
     """An operation.
 
-    arrays    as "name:type dims": types `x` and `w` are the configuration's, dimensions m, n and p
-              rows, columns and parts
+    arrays    as "name:type dims": types `x` and `w` are the configuration's, dimensions m, n, p and
+              k rows, columns, parts and words: of a class the first counts, so that tensors of 64
+              bits are read as they are
     body      what a task does
     optional  arrays that go with an option
     pointwise whether the columns of a row know nothing of each other: a task takes some of them
@@ -263,9 +264,9 @@ OPS: dict[str, RowOp] = {
     ),
     "softmax": RowOp("x:x mn, y:x mn", _softmax),
     "softmax_backward": RowOp("y:x mn, dy:x mn, dx:x mn", _softmax_backward),
-    "cross_entropy": RowOp("x:x mn, target:int32 m, loss:fp32 m, lse:fp32 m", _cross_entropy),
+    "cross_entropy": RowOp("x:x mn, target:int32 mk, loss:fp32 m, lse:fp32 m", _cross_entropy),
     "cross_entropy_backward": RowOp(
-        "x:x mn, target:int32 m, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
+        "x:x mn, target:int32 mk, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
         pointwise=True,
     ),
     "gated": RowOp("gate:x mn, up:x mn, y:x mn", _gated, pointwise=True),
@@ -274,7 +275,7 @@ OPS: dict[str, RowOp] = {
     ),
     "quantised": RowOp("x:x mn, y:e4m3 mn, scale:fp32 m", _quantised),
 }  # fmt: skip
-DIMS = {"m": "m", "n": "n", "p": "parts"}
+DIMS = {"m": "m", "n": "n", "p": "parts", "k": "words"}
 
 
 def width_of(config: RowConfig) -> int:

@@ -56,6 +56,9 @@ class _Printer:
         blocks = self.schedule.cluster
         head, tail = self._tasks()
         declared = [self._declare(var) for var in self._variables()]
+        for one in self.facts.weighted.sums.values():
+            extent = self.layout.extents(one.total.type, ROW)[0]
+            declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
@@ -291,6 +294,9 @@ class _Printer:
             before += lines
             own = SCALAR if self._form(src) == SCALAR else wanted
             operands.append(f"{name}{NAMES[own]}")
+        if op.id in self.facts.weighted.products:
+            at, one = self.facts.weighted.products[op.id]
+            operands[at] = f"({operands[at]} * {emit_axis.share_name(one)}[i])"
         exact = op.dst.name in self.facts.stored_only
         value = expression(self.layout, op, form, operands, exact)
         name = c_name(op.dst.name)
@@ -309,6 +315,12 @@ class _Printer:
         if pick := self.facts.picks.get(op.id):
             into, before, after = self._into(op, ROW)
             return [*before, *emit_axis.pick_lines(self.layout, pick, into), *after]
+        weighted, name = self.facts.weighted, c_name(source.name)
+        if op.id in weighted.tops:
+            return emit_axis.own_top_lines(self.layout, op, name, c_name(op.dst.name))
+        if one := weighted.sums.get(op.id):
+            into = c_name(op.dst.name)
+            return emit_axis.weighted_sum_lines(self.layout, op, one, name, into)
         make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
         if form != TILE:
             return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")
