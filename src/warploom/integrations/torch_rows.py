@@ -95,7 +95,7 @@ def signature(op: str) -> Signature:
     )
 
 
-SIGNATURES = {op: signature(op) for op in OPS}
+SIGNATURES = {op: signature(op) for op, entry in OPS.items() if not entry.in_place}
 
 
 @dataclass(frozen=True)
@@ -276,15 +276,25 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _rotate(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Any:
-    config = _rotary_config(x, cos, sin, pairs, inverse)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if y.numel() == 0:
-        return y
-    kernel, _ = _kernel(config, x)
-    split = (*x.shape[:-1], x.shape[-1] // 2, 2) if pairs else x.shape
-    arrays = {"x": _aligned(x).view(split), "y": y.view(split)}
-    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
+    _turn(_rotary_config(x, cos, sin, pairs, inverse), cos, sin, {"x": _aligned(x), "y": y})
     return y
+
+
+def _rotate_in_place(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> None:
+    config = _rotary_config(x, cos, sin, pairs, inverse)
+    _turn(replace(config, options=config.options | {"place"}), cos, sin, {"x": x})
+
+
+def _turn(config: RowConfig, cos: Any, sin: Any, rows: Mapping[str, Any]) -> None:
+    """Launch a rotation, from the rows x to y or in their place."""
+    x = rows["x"]
+    if x.numel() == 0:
+        return
+    kernel, _ = _kernel(config, x)
+    pairs = (config.columns // 2, 2) if "pairs" in config.options else (config.columns,)
+    arrays = {name: one.view(*one.shape[:-1], *pairs) for name, one in rows.items()}
+    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
 
 
 def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> RowConfig:
@@ -314,6 +324,10 @@ def _rotary_fake(x: Any, *others: Any) -> Any:
     return x.new_empty(x.shape)
 
 
+def _rotary_checked(*args: Any) -> None:
+    _rotary_config(*args)
+
+
 def _rotary_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, cos, sin, *flags = inputs
     ctx.pairs, ctx.inverse = (*flags, False, False)[:2]
@@ -325,34 +339,42 @@ def _rotary_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 
 ROTARY_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
-OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {
+IN_PLACE_SCHEMA = (
+    "(Tensor(a!) x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> ()"
+)
+OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
     "rotary": operator(
         "warploom::rotary", ROTARY_SCHEMA, _rotate, _rotary_fake, _rotary_backward, _rotary_context
-    )
+    ),
+    "rotary_": operator(
+        "warploom::rotary_", IN_PLACE_SCHEMA, _rotate_in_place, _rotary_checked, mutates=("x",)
+    ),
 }
 
 
 def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:
     """x / sqrt(mean x^2 + eps) weight + bias along the last dimension; with `residual` of
     x + residual, which is the second result."""
-    y, summed, *_ = _named("rmsnorm", x, weight, bias, residual, eps)
-    return y if residual is None else (y, summed)
+    made = _named("rmsnorm", x, weight, bias, residual, eps)
+    return made["y"] if residual is None else (made["y"], made["summed"])
 
 
 def layer_norm(
     x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
 ) -> Any:
     """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` as of `rms_norm`."""
-    y, summed, *_ = _named("layernorm", x, weight, bias, residual, eps)
-    return y if residual is None else (y, summed)
+    made = _named("layernorm", x, weight, bias, residual, eps)
+    return made["y"] if residual is None else (made["y"], made["summed"])
 
 
-def _named(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> tuple[Any, Any]:
-    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps}
+def _named(
+    op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float, fp8: bool = False
+) -> dict[str, Any]:
+    """The results of a norm by their names."""
+    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps, "fp8": fp8}
     known = SIGNATURES[op]
     found = OPERATORS[op](*[given[name] for name in known.names])
-    made = dict(zip([one.name for one in known.outputs], found, strict=True))
-    return made["y"], made["summed"]
+    return dict(zip([one.name for one in known.outputs], found, strict=True))
 
 
 def softmax(x: Any) -> Any:
@@ -379,6 +401,16 @@ def cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Any:
     return total if reduction == "sum" else total / (target != -100).sum()
 
 
+def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None:
+    """Logits [m, n] become their gradients for the gradients `dloss` [m] of their losses, which go
+    to `loss` [m], both fp32; class -100 does not count."""
+    columns = logits.shape[1]
+    kind = allowed_type(logits, "logits", FLOATS)
+    kernel, _ = _kernel(RowConfig("cross_entropy_both", columns, dtype=kind), logits)
+    arrays = {"x": logits, "target": _words(target), "dloss": dloss, "loss": loss}
+    kernel(arrays, {}, current_stream(logits))
+
+
 def swiglu(gate: Any, up: Any) -> Any:
     """silu(gate) up."""
     return OPERATORS["gated"](gate, up)
@@ -395,6 +427,37 @@ def rotary(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
     return OPERATORS["rotary"](x, cos, sin, pairs)
 
 
+def rotary_(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
+    """`rotary` in the place of x, which has no gradient and is the result; its rows begin at
+    multiples of 16 bytes."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise InputError("rotary_ of a tensor that has a gradient: use rotary")
+    OPERATORS["rotary_"](x, cos, sin, pairs)
+    return x
+
+
+def quantised_rms_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6
+) -> Any:
+    """`rms_norm` as e4m3 with one scale a row, the second result: what an 8-bit product takes; with
+    `residual` the sum is the third. None of them has a gradient."""
+    return _quantised("rmsnorm", x, weight, bias, residual, eps)
+
+
+def quantised_layer_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+) -> Any:
+    """`layer_norm` as `quantised_rms_norm` gives it."""
+    return _quantised("layernorm", x, weight, bias, residual, eps)
+
+
+def _quantised(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> Any:
+    with torch.no_grad():
+        made = _named(op, x, weight, bias, residual, eps, fp8=True)
+    y, scale = made["y"], made["scale"]
+    return (y, scale) if residual is None else (y, scale, made["summed"])
+
+
 def quantised_rows(x: Any) -> tuple[Any, Any]:
     """x as e4m3 with one scale a row: x = y * scale."""
     return OPERATORS["quantised"](x)
@@ -405,9 +468,12 @@ __all__ = [
     "geglu",
     "layer_norm",
     "log_softmax",
+    "quantised_layer_norm",
+    "quantised_rms_norm",
     "quantised_rows",
     "rms_norm",
     "rotary",
+    "rotary_",
     "softmax",
     "swiglu",
 ]

@@ -56,9 +56,7 @@ def weighted_sums(program: Program, layout: Layout, forms: Mapping[str, str]) ->
     tops = set[int]()
     products: dict[int, tuple[int, Weighted]] = {}
     for body in _bodies(program.body):
-        made = {
-            op.dst.name: op for op in body if op.dst is not None and writers[op.dst.name] == 1
-        }
+        made = {op.dst.name: op for op in body if op.dst is not None and writers[op.dst.name] == 1}
         for op in body:
             found = _weighted(op, made, readers, forms)
             if found is None:

@@ -62,8 +62,10 @@ class RowConfig:
     """A row operation for rows of so many columns, `rows` of them a task.
 
     dtype     of rows; `weight` of scales and offsets by column
-    options   what the operation has beside its rows: "bias", "residual", "log", "gelu"; "again": it
-              loads its rows where it needs them again, so that they need not stay in registers
+    options   what the operation has beside its rows: "bias", "residual", "log", "gelu"; "fp8": its
+              rows are stored as e4m3 with a scale a row; "again": it loads its rows where it needs
+              them again, so that they need not stay in registers; "place": rotated rows are stored
+              where they were
     """
 
     op: str
@@ -113,6 +115,13 @@ class Rows:
         target = self.arrays[name]
         store(target, *self._ranges(name), tile=tile.cast(target.dtype))
 
+    def put_scaled(self, tile: Tile) -> None:
+        """Store rows as e4m3 `y` and one number a row, `scale`, that they are to be multiplied by."""
+        # A row of zeros keeps a scale that can be divided by.
+        scale = maximum(max_along(abs(tile), "n") * (1.0 / E4M3.largest), 1e-12)
+        self.put("scale", scale)
+        self.put("y", tile * (1.0 / scale))
+
     def add(self, name: str, tile: Tile) -> None:
         """Add rows to what the task sums up for an array of parts."""
         self.sums[name].assign(self.sums[name] + tile)
@@ -134,7 +143,11 @@ def _norm(rows: Rows, centred: bool) -> None:
     scale = rsqrt(rows.mean(x * x) + scalar("eps"))
     rows.put("rstd", scale)
     y = x * scale * rows.get("w")
-    rows.put("y", y + rows.get("b") if "bias" in rows else y)
+    y = y + rows.get("b") if "bias" in rows else y
+    if "fp8" in rows:
+        rows.put_scaled(y)
+    else:
+        rows.put("y", y)
 
 
 def _norm_backward(rows: Rows, centred: bool) -> None:
@@ -199,6 +212,18 @@ def _cross_entropy_backward(rows: Rows) -> None:
     rows.put("dx", where(own, weights - 1.0, weights) * where(counts, rows.get("dloss"), 0.0))
 
 
+def _cross_entropy_both(rows: Rows) -> None:
+    """The loss, and its gradient in the place of the logits."""
+    x, (own, counts) = rows.get("x"), _of_class(rows)
+    chosen = sum_along(where(own, x, 0.0), "n")
+    top = max_along(x, "n")
+    weights = exp2(x * LOG2E - top * LOG2E)
+    total = sum_along(weights, "n")
+    rows.put("loss", where(counts, top + log(total) - chosen, 0.0))
+    scale = where(counts, rows.get("dloss"), 0.0)
+    rows.put("x", weights * (scale / total) - where(own, scale, 0.0))
+
+
 def _gated(rows: Rows) -> None:
     gate, up = rows.get("gate"), rows.get("up")
     if "gelu" in rows:
@@ -220,43 +245,41 @@ def _gated_backward(rows: Rows) -> None:
 
 
 def _quantised(rows: Rows) -> None:
-    x = rows.get("x")
-    # A row of zeros keeps a scale that can be divided by.
-    scale = maximum(max_along(abs(x), "n") * (1.0 / E4M3.largest), 1e-12)
-    rows.put("scale", scale)
-    rows.put("y", x * (1.0 / scale))
+    rows.put_scaled(rows.get("x"))
 
 
 @dataclass(frozen=True)
 class RowOp:
     """An operation.
 
-    arrays    as "name:type dims": types `x` and `w` are the configuration's, dimensions m, n, p and
-              k rows, columns, parts and words: of a class the first counts, so that tensors of 64
-              bits are read as they are
+    arrays    as "name:type dims": types `x` and `w` are the configuration's, `y` the rows' or e4m3,
+              dimensions m, n, p and k rows, columns, parts and words: of a class the first counts,
+              so that tensors of 64 bits are read as they are
     body      what a task does
     optional  arrays that go with an option
     pointwise whether the columns of a row know nothing of each other: a task takes some of them
+    in_place  whether results are stored over what was loaded: no operator of its own
     """
 
     arrays: str
     body: Callable[[Rows], None]
     optional: tuple[tuple[str, str], ...] = ()
     pointwise: bool = False
+    in_place: bool = False
 
 
-FORWARD = (("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"))
+FORWARD = (("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"), ("fp8", "scale:fp32 m"))
 BACKWARD = (("residual", "dsummed:x mn"), ("bias", "db_parts:fp32 pn"))
 OPS: dict[str, RowOp] = {
     "rmsnorm": RowOp(
-        "x:x mn, w:w n, y:x mn, rstd:fp32 m", partial(_norm, centred=False), FORWARD
+        "x:x mn, w:w n, y:y mn, rstd:fp32 m", partial(_norm, centred=False), FORWARD
     ),
     "rmsnorm_backward": RowOp(
         "x:x mn, w:w n, dy:x mn, rstd:fp32 m, dx:x mn, dw_parts:fp32 pn",
         partial(_norm_backward, centred=False), BACKWARD,
     ),
     "layernorm": RowOp(
-        "x:x mn, w:w n, y:x mn, mean:fp32 m, rstd:fp32 m", partial(_norm, centred=True), FORWARD
+        "x:x mn, w:w n, y:y mn, mean:fp32 m, rstd:fp32 m", partial(_norm, centred=True), FORWARD
     ),
     "layernorm_backward": RowOp(
         "x:x mn, w:w n, dy:x mn, mean:fp32 m, rstd:fp32 m, dx:x mn, dw_parts:fp32 pn",
@@ -268,6 +291,9 @@ OPS: dict[str, RowOp] = {
     "cross_entropy_backward": RowOp(
         "x:x mn, target:int32 mk, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
         pointwise=True,
+    ),
+    "cross_entropy_both": RowOp(
+        "x:x mn, target:int32 mk, dloss:fp32 m, loss:fp32 m", _cross_entropy_both, in_place=True
     ),
     "gated": RowOp("gate:x mn, up:x mn, y:x mn", _gated, pointwise=True),
     "gated_backward": RowOp(
@@ -289,6 +315,7 @@ def row_program(config: RowConfig) -> Program:
     entry = OPS[config.op]
     texts = [entry.arrays, *(more for option, more in entry.optional if option in config.options)]
     own = {"x": config.dtype, "w": config.weight, "fp32": FP32, "int32": INT32, "e4m3": E4M3}
+    own["y"] = E4M3 if "fp8" in config.options else config.dtype
     specs: dict[str, Array] = {}
     for text in ", ".join(texts).split(", "):
         name, kind, dims = text.replace(":", " ").split()
@@ -321,7 +348,7 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
 
 def rotary(config: RowConfig) -> Program:
     """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n],
-    `rows` heads of one row a task, which lie beside each other.
+    `rows` heads of one row a task, which lie beside each other. With "place" y is x.
 
     Column j goes with j + n / 2, or with "pairs" 2 j with 2 j + 1: then x and y are
     [b, m, h, n / 2, 2]. cos and sin are [m, n / 2]; "inverse" turns back.
@@ -329,11 +356,12 @@ def rotary(config: RowConfig) -> Program:
     dims = "b m h n two" if "pairs" in config.options else "b m h n"
     angles = array(config.weight, "m half")
     whole = array(config.dtype, dims)
-    specs = {"x": whole, "cos": angles, "sin": angles, "y": whole}
+    specs = {"x": whole, "cos": angles, "sin": angles}
+    specs |= {} if "place" in config.options else {"y": whole}
     return trace(_rotary, specs, name="rotary", config=config)
 
 
-def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> None:
+def _rotary(config: RowConfig, x: Array, cos: Array, sin: Array, y: Array | None = None) -> None:
     half = config.columns // 2
     b, i, group = grid(b=size("b"), m=size("m"), h=cdiv(size("h"), config.rows))
     heads, cols = span(group * config.rows, config.rows), span(0, half, "half")
@@ -345,6 +373,7 @@ def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> No
     if pairs:
         first, second = (*first, 0), (*second, 1)
     left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
+    y = x if y is None else y
     store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
     store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
 
