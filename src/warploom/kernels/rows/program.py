@@ -116,7 +116,7 @@ class Rows:
         store(target, *self._ranges(name), tile=tile.cast(target.dtype))
 
     def put_scaled(self, tile: Tile) -> None:
-        """Store rows as e4m3 `y` and one number a row, `scale`, that they are to be multiplied by."""
+        """Store rows as e4m3 `y` and the number a row, `scale`, that makes them what they were."""
         # A row of zeros keeps a scale that can be divided by.
         scale = maximum(max_along(abs(tile), "n") * (1.0 / E4M3.largest), 1e-12)
         self.put("scale", scale)
