@@ -99,6 +99,24 @@ def test_rotary_in_place(pairs):
     assert torch.equal(rows.rotary_(x, angles.cos(), angles.sin(), pairs), want)
 
 
+@pytest.mark.parametrize("columns", LENGTHS[:2])
+def test_dropout_before_a_residual_is_undone_alike(columns):
+    x, h, w = leaf(M, columns), leaf(M, columns), leaf(columns)
+    torch.manual_seed(7)
+    got = rows.rms_norm(x, w, residual=torch.zeros_like(h), dropout=0.25)[1]
+    kept = got.detach() != 0
+    assert abs(float(kept.float().mean()) - 0.75) < 0.01
+    torch.manual_seed(7)
+    got = rows.rms_norm(x, w, residual=h, dropout=0.25)
+    wide = [one.detach().double().requires_grad_() for one in (x, w, h)]
+    want = rms(torch.where(kept, wide[0] / 0.75, 0), wide[1], wide[2])
+    grads = [torch.randn_like(one) for one in got]
+    ours = torch.autograd.grad(got, (x, w, h), grads)
+    theirs = torch.autograd.grad(want, wide, [one.double() for one in grads])
+    for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
+        assert close(a, b)
+
+
 @pytest.mark.parametrize("columns", LENGTHS)
 def test_a_norm_as_rows_of_8_bits(columns):
     x, w, h = (leaf(*shape).detach() for shape in ((M, columns), (columns,), (M, columns)))

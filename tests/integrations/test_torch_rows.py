@@ -133,6 +133,19 @@ def test_quantised_rows_are_rows_of_the_type_times_a_scale(interpreted):
     assert torch.allclose(y.float() * scale[:, None], x, rtol=2**-3, atol=2**-9)
 
 
+def test_dropout_before_a_residual_is_undone_alike(interpreted):
+    x, h, w = leaf(40, 64), leaf(40, 64), leaf(64)
+    state = torch.get_rng_state()
+    y, summed = rows.rms_norm(x, w, residual=h, dropout=0.25)
+    kept = (summed - h).detach() != 0
+    assert abs(float(kept.float().mean()) - 0.75) < 0.03
+    theirs = torch.where(kept, x / 0.75, 0) + h
+    agree((y, summed), (rms(theirs, w), theirs), (x, h, w))
+    torch.set_rng_state(state)
+    assert torch.equal(rows.rms_norm(x, w, residual=h, dropout=0.25)[1], summed)
+    assert not torch.equal(rows.rms_norm(x, w, residual=h, dropout=0.25)[1], summed)
+
+
 @pytest.mark.parametrize("ours", [rows.quantised_rms_norm, rows.quantised_layer_norm])
 def test_norms_as_rows_of_8_bits(interpreted, ours):
     x, h, w, b = leaf(4, 24), leaf(4, 24), leaf(24), leaf(24)
@@ -189,6 +202,7 @@ REFUSED = {
     "gated up has shape": lambda x: rows.swiglu(x, torch.empty(1, 64, device="cuda")),
     "expected mean, sum or none": lambda x: rows.cross_entropy(x, x, "max"),
     "softmax x is float64": lambda x: rows.softmax(x.double()),
+    "dropout=0.5 without a residual": lambda x: rows.rms_norm(x, x, dropout=0.5),
     "even size": lambda x: rows.rotary(x, x, x),
 }
 

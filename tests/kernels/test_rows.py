@@ -39,6 +39,15 @@ CASES = {
     "gates": ("gated_backward", 72, 5, 1, ("gelu",), None),
     "fp8": ("quantised", 48, 5, 1, (), None),
     "fp8 of a norm": ("layernorm", 264, 5, 1, (*ALL, "fp8"), small(64, 8)),
+    "dropout": ("rmsnorm", 264, 5, 2, ("residual", "dropout"), small(32, 8)),
+    "dropout backward": (
+        "layernorm_backward",
+        264,
+        7,
+        1,
+        ("residual", "dropout"),
+        small(32, 8, 2, stages=2),
+    ),
     "in place": ("cross_entropy_both", 520, 6, 1, (), small(64, 8)),
     "in place over a cluster": ("cross_entropy_both", 520, 6, 1, (), small(32, 8, cluster=2)),
     "one exchange": ("softmax", 1032, 3, 1, (), small(64, 8, cluster=2)),
@@ -48,7 +57,11 @@ CASES = {
 def case(name):
     op, columns, rows, each, options, schedule = CASES[name]
     program = row_program(RowConfig(op, columns, each, options=frozenset(options)))
-    return program, schedule or simt(program), {"m": rows, "n": columns, "parts": 3, "words": 2}
+    return (
+        program,
+        schedule or simt(program),
+        {"m": rows, "n": columns, "parts": 3, "words": 2, "seeds": 2},
+    )
 
 
 def values_of(program, sizes):
@@ -73,7 +86,7 @@ def library():
 def test_the_emitted_code_means_the_program(library, number):
     program, _, sizes = case(list(CASES)[number])
     values = values_of(program, sizes)
-    scalars = {var.name: 1e-6 for var in program.scalars}
+    scalars = {var.name: {"eps": 1e-6, "p": 0.3}[var.name] for var in program.scalars}
     want = interpret(program, values, scalars)
     got = library.run(number, program, values, scalars, blocks=4)
     for name, right in want.items():

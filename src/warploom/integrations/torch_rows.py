@@ -39,6 +39,8 @@ FLOATS = ("bf16", "fp16", "fp32")
 # The tensor whose rows are the operation's, for each that has no x; flags and their operations.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
 FLAGS = {"softmax": "log", "softmax_backward": "log", "gated": "gelu", "gated_backward": "gelu"}
+SCALARS = {"eps": 1e-6, "p": 0.0}  # what an operator takes them to be
+DROPOUT = "dropout"
 torch: Any = torch_module()
 
 
@@ -61,7 +63,7 @@ class Signature:
         optional = [one for one in self.inputs if one.name in self.optional]
         words = [f"Tensor {one.name}" for one in self.inputs if one not in optional]
         words += [f"Tensor? {one.name}=None" for one in optional]
-        words += [f"float {name}=1e-6" for name in self.scalars]
+        words += [f"float {name}={SCALARS[name]}" for name in self.scalars]
         words += [f"bool {name}=False" for name in self.flags]
         given = ", ".join(["Tensor"] * len(self.outputs))
         return f"({', '.join(words)}) -> {given if len(self.outputs) == 1 else f'({given})'}"
@@ -120,7 +122,7 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     }
     check_devices(op, tensors)
     columns, lead = main.shape[-1], tuple(main.shape[:-1])
-    shapes = {"m n": (*lead, columns), "m": lead, "m words": lead, "n": (columns,)}
+    shapes = {"m n": (*lead, columns), "m": lead, "m words": lead, "n": (columns,), "seeds": (2,)}
     for one in known.inputs:
         want = shapes[" ".join(one.dims)]
         if one.name in tensors and tuple(tensors[one.name].shape) != want:
@@ -132,7 +134,9 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     scale = allowed_type(tensors["w"], f"{op} w", FLOATS) if "w" in tensors else BF16
     kind = allowed_type(main, f"{op} {MAIN.get(op, 'x')}", FLOATS)
     config = RowConfig(op, columns, 1, kind, scale, frozenset(options))
-    scalars = {name: float(values.get(name, 1e-6)) for name in known.scalars}
+    scalars = {name: float(values.get(name, SCALARS[name])) for name in known.scalars}
+    if DROPOUT not in options:
+        scalars.pop("p", None)
     return Bound(config, tensors, scalars, lead, main)
 
 
@@ -188,7 +192,8 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
             continue
         tensor = bound.given[name] if name in bound.given else made[name]
         tensor = _words(tensor) if "words" in spec.dims else tensor
-        shape = {"m n": (rows, columns), "m": (rows,), "m words": (rows, -1), "n": (columns,)}
+        shape = {"m n": (rows, columns), "m": (rows,), "m words": (rows, -1)}
+        shape |= {"n": (columns,), "seeds": (2,)}
         arrays[name] = _aligned(tensor.reshape(shape[" ".join(spec.dims)]))
     kernel(arrays, bound.scalars, stream)
     for name in wanted:
@@ -242,7 +247,7 @@ def _context(op: str) -> Callable[..., None]:
         values |= dict(zip([one.name for one in known.outputs], results, strict=True))
         ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
         ctx.flags["bias"] = values.get("b") is not None
-        ctx.residual = values.get("residual") is not None
+        ctx.residual, ctx.p = values.get("residual") is not None, values.get("p", 0.0)
         if ctx.residual:
             values["x"] = values["summed"]
         names = [name for name in values if name in needed]
@@ -261,13 +266,14 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
             values[f"d{one.name}"] = grad
         if not ctx.residual:
             values.pop("dsummed", None)
-        values |= ctx.flags
+        values |= ctx.flags | {"p": ctx.p}
         given = [values.get(name) for name in back.names]
         found = OPERATORS[f"{op}_backward"](*given)
         results = several(found)
         names = [one.name.removesuffix(PARTS) for one in back.outputs]
         made = dict(zip(names, results, strict=True))
-        made["dresidual"] = made.get("dx") if ctx.residual else None
+        if values.get("seed") is None:
+            made["dresidual"] = made.get("dx") if ctx.residual else None
         if not ctx.flags["bias"]:
             made.pop("db", None)
         return tuple(made.get(f"d{name}") for name in known.names)
@@ -352,26 +358,56 @@ OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
 }
 
 
-def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:
+def rms_norm(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    eps: float = 1e-6,
+    dropout: float = 0.0,
+) -> Any:
     """x / sqrt(mean x^2 + eps) weight + bias along the last dimension; with `residual` of
-    x + residual, which is the second result."""
-    made = _named("rmsnorm", x, weight, bias, residual, eps)
+    dropout(x) + residual, which is the second result."""
+    made = _named("rmsnorm", x, weight, bias, residual, eps, dropout)
     return made["y"] if residual is None else (made["y"], made["summed"])
 
 
 def layer_norm(
-    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    eps: float = 1e-5,
+    dropout: float = 0.0,
 ) -> Any:
-    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` as of `rms_norm`."""
-    made = _named("layernorm", x, weight, bias, residual, eps)
+    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` and `dropout` as of
+    `rms_norm`."""
+    made = _named("layernorm", x, weight, bias, residual, eps, dropout)
     return made["y"] if residual is None else (made["y"], made["summed"])
 
 
 def _named(
-    op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float, fp8: bool = False
+    op: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    eps: float,
+    dropout: float = 0.0,
+    fp8: bool = False,
 ) -> dict[str, Any]:
-    """The results of a norm by their names."""
-    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps, "fp8": fp8}
+    """The results of a norm by their names. What dropout leaves out follows from two words that
+    torch's generator of the device gives."""
+    if not 0 <= dropout < 1 or (dropout and residual is None):
+        raise InputError(
+            f"{op} dropout={dropout} {'without' if residual is None else 'with'} a residual: "
+            "expected a probability below 1, and a residual that what is kept is added to"
+        )
+    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps, "p": dropout}
+    given |= {"fp8": fp8, "seed": None}
+    if dropout:
+        words = {"dtype": torch.int32, "device": x.device}
+        given["seed"] = torch.randint(-(2**31), 2**31 - 1, (2,), **words)
     known = SIGNATURES[op]
     found = OPERATORS[op](*[given[name] for name in known.names])
     return dict(zip([one.name for one in known.outputs], found, strict=True))

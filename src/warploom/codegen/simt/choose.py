@@ -26,6 +26,7 @@ from warploom.tile.ir import walk
 WORDS = 96  # of a thread's registers for what it holds of its columns
 MOST_WORDS = 192  # where blocks stay smaller for it
 AT_WORK = 2  # words of a column for what is being computed
+DRAWING = 2  # and for random bits
 CARRYING = 0.25  # and where a loop carries others along
 MOST_RESIDENT = 4  # blocks of an SM that a schedule asks for
 SMALL = 128  # threads of a block, unless rows need more
@@ -100,6 +101,7 @@ def _words(program: Program, carried: Mapping[str, TileType], cols: int) -> floa
 
     words = sum(kind.dtype.bytes / 4 for kind in _wide_loads(program, cols))
     words += sum(_is_wide(kind, cols) for kind in carried.values())
+    words += DRAWING * any(op.kind == "philox" for op in program.ops())
     return AT_WORK + words + (CARRYING if carried else 0)
 
 

@@ -35,6 +35,7 @@ from warploom.tile import (
     loop,
     max_along,
     maximum,
+    philox,
     read,
     rsqrt,
     scalar,
@@ -63,7 +64,8 @@ class RowConfig:
 
     dtype     of rows; `weight` of scales and offsets by column
     options   what the operation has beside its rows: "bias", "residual", "log", "gelu"; "fp8": its
-              rows are stored as e4m3 with a scale a row; "again": it loads its rows where it needs
+              rows are stored as e4m3 with a scale a row; "dropout": elements of x are left out
+              before the residual is added; "again": it loads its rows where it needs
               them again, so that they need not stay in registers; "place": rotated rows are stored
               where they were
     """
@@ -126,6 +128,20 @@ class Rows:
         """Add rows to what the task sums up for an array of parts."""
         self.sums[name].assign(self.sums[name] + tile)
 
+    def dropped(self, tile: Tile) -> Tile:
+        """Elements with the probability `p`, by the two words of `seed`, are 0; others grow."""
+        rows, columns = coordinate("m", self.config.rows, self.first), self.columns
+        key, second = (load(self.arrays["seed"], word) for word in (0, 1))
+        share = scalar("p")
+        least = (share * 2.0**32 - 2.0**31).cast(INT32)  # of so many of all words no less
+        kept = philox(rows, columns, key, second) >= least
+        return where(kept, tile * (1.0 / (1.0 - share)), 0.0)
+
+    @property
+    def columns(self) -> Tile:
+        """The number of each column."""
+        return coordinate("n", self.width, self.column)
+
     def mean(self, tile: Tile) -> Tile:
         """Along the columns."""
         return sum_along(tile, "n") * (1.0 / self.config.columns)
@@ -133,6 +149,7 @@ class Rows:
 
 def _norm(rows: Rows, centred: bool) -> None:
     x = rows.get("x")
+    x = rows.dropped(x) if "dropout" in rows else x
     if "residual" in rows:
         x = x + rows.get("residual")
         rows.put("summed", x)
@@ -167,7 +184,11 @@ def _norm_backward(rows: Rows, centred: bool) -> None:
         rows.add("db_parts", grad)
     dx = weighed - x * share
     dx = (dx if mean_share is None else dx - mean_share) * scale
-    rows.put("dx", dx + rows.get("dsummed") if "residual" in rows else dx)
+    dx = dx + rows.get("dsummed") if "residual" in rows else dx
+    if "dropout" in rows:
+        rows.put("dresidual", dx)
+        dx = rows.dropped(dx)
+    rows.put("dx", dx)
 
 
 def _softmax(rows: Rows) -> None:
@@ -189,7 +210,7 @@ def _softmax_backward(rows: Rows) -> None:
 def _of_class(rows: Rows) -> tuple[Tile, Tile]:
     """Which element of a row is its class', and whether the row counts."""
     target = rows.get("target")
-    columns = coordinate("n", rows.width, rows.column)
+    columns = rows.columns
     return target.equals(columns), target.differs(full(IGNORED, INT32))
 
 
@@ -253,8 +274,8 @@ class RowOp:
     """An operation.
 
     arrays    as "name:type dims": types `x` and `w` are the configuration's, `y` the rows' or e4m3,
-              dimensions m, n, p and k rows, columns, parts and words: of a class the first counts,
-              so that tensors of 64 bits are read as they are
+              dimensions m, n, p, k and s rows, columns, parts, words and two seeds: of a class the
+              first word counts, so that tensors of 64 bits are read as they are
     body      what a task does
     optional  arrays that go with an option
     pointwise whether the columns of a row know nothing of each other: a task takes some of them
@@ -268,8 +289,15 @@ class RowOp:
     in_place: bool = False
 
 
-FORWARD = (("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"), ("fp8", "scale:fp32 m"))
-BACKWARD = (("residual", "dsummed:x mn"), ("bias", "db_parts:fp32 pn"))
+DROPOUT = "seed:int32 s"
+FORWARD = (
+    ("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"), ("dropout", DROPOUT),
+    ("fp8", "scale:fp32 m"),
+)  # fmt: skip
+BACKWARD = (
+    ("residual", "dsummed:x mn"), ("bias", "db_parts:fp32 pn"),
+    ("dropout", f"{DROPOUT}, dresidual:x mn"),
+)  # fmt: skip
 OPS: dict[str, RowOp] = {
     "rmsnorm": RowOp(
         "x:x mn, w:w n, y:y mn, rstd:fp32 m", partial(_norm, centred=False), FORWARD
@@ -301,7 +329,7 @@ OPS: dict[str, RowOp] = {
     ),
     "quantised": RowOp("x:x mn, y:e4m3 mn, scale:fp32 m", _quantised),
 }  # fmt: skip
-DIMS = {"m": "m", "n": "n", "p": "parts", "k": "words"}
+DIMS = {"m": "m", "n": "n", "p": "parts", "k": "words", "s": "seeds"}
 
 
 def width_of(config: RowConfig) -> int:

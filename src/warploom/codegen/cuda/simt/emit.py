@@ -32,7 +32,7 @@ from warploom.codegen.cuda.tasks import (
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
-from warploom.codegen.simt.facts import SimtFacts, simt_facts
+from warploom.codegen.simt.facts import WORDS, SimtFacts, simt_facts
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.tile import Loop, Op, Program, TileType, Var
@@ -297,6 +297,8 @@ class _Printer:
         if op.id in self.facts.weighted.products:
             at, one = self.facts.weighted.products[op.id]
             operands[at] = f"({operands[at]} * {emit_axis.share_name(one)}[i])"
+        if op.id in self.facts.blocks_of_words:
+            return self._philox_blocks(op, before, operands)
         exact = op.dst.name in self.facts.stored_only
         value = expression(self.layout, op, form, operands, exact)
         name = c_name(op.dst.name)
@@ -307,6 +309,24 @@ class _Printer:
         if form in (TILE, ROW):
             line = unroll("i", extents[0], line)
         return ["{", *[f"  {text}" for text in (*before, *line)], "}"] if before else line
+
+    def _philox_blocks(self, op: Op, before: list[str], operands: list[str]) -> list[str]:
+        """Four neighbours from one block: the compiler does not find out that they share it."""
+        assert op.dst is not None
+        row, column, *keys = operands
+        rows, columns = self.layout.extents(op.dst.type, TILE)
+        name = c_name(op.dst.name)
+        lines = [
+            f"const int j = {WORDS} * q;",
+            f"unsigned words[{WORDS}];",
+            f"philox_block(words, unsigned({row}), unsigned({column}) >> 2, {', '.join(keys)});",
+            *unroll("h", WORDS, [f"{name}[i][j + h] = int(words[h]);"]),
+        ]
+        return [
+            "{",
+            *indent((*before, *unroll("i", rows, unroll("q", columns // WORDS, lines)))),
+            "}",
+        ]
 
     def _reduce(self, op: Op) -> list[str]:
         assert op.dst is not None
