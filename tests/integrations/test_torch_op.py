@@ -150,6 +150,9 @@ def test_attention_has_gradients_of_the_right_shapes():
     q, k = leaf(2, 4, 8, 64), leaf(2, 2, 9, 64)
     torch_op.attention(q, k, k, causal=True).sum().backward()
     assert q.grad.shape == q.shape and k.grad.shape == k.shape
+    q, v = leaf(2, 4, 8, 192), leaf(2, 4, 8, 128)
+    torch_op.attention(q, q, v).sum().backward()
+    assert q.grad.shape == q.shape and v.grad.shape == v.shape
     q = leaf(2, 4, 8, 264)
     with pytest.raises(InputError, match="backward of heads of 264: expected a multiple of 8"):
         torch_op.attention(q, q, q).sum().backward()
