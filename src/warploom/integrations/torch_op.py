@@ -100,11 +100,25 @@ def _out(a: Any) -> Any:
 
 
 def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
-    scale, batch_invariant = options
     shape = _gemm_check(a, b, bias, residual, activation)
     result = torch.empty(shape, dtype=_out(a), device=a.device)
-    if result.numel() == 0:
-        return result
+    if result.numel():
+        gemm_into(result, a, b, bias, residual, activation, *options)
+    return result
+
+
+def gemm_into(
+    result: Any,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str = "none",
+    scale: float = 1.0,
+    batch_invariant: bool = False,
+) -> None:
+    """What the operator `gemm` gives, into a tensor that is not empty; the residual may be it."""
+    shape = tuple(result.shape)
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
@@ -135,7 +149,7 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: A
         finish["residual"] = residual
     if not config.workspace:
         launch(*kernel, operands | finish)
-        return result
+        return
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
     launch(*kernel, operands | {"parts": parts})
     launch(
@@ -143,7 +157,6 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: A
         lambda: compiled(combine(config), combine_schedule(config)),
         {"parts": parts} | finish,
     )
-    return result
 
 
 def _gemm_fake(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:

@@ -39,6 +39,8 @@ FLOATS = ("bf16", "fp16", "fp32")
 # The tensor whose rows are the operation's, for each that has no x; flags and their operations.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
 FLAGS = {"softmax": "log", "softmax_backward": "log", "gated": "gelu", "gated_backward": "gelu"}
+SCALARS = {"eps": 1e-6, "p": 0.0}  # what an operator takes them to be
+DROPOUT = "dropout"
 torch: Any = torch_module()
 
 
@@ -61,7 +63,7 @@ class Signature:
         optional = [one for one in self.inputs if one.name in self.optional]
         words = [f"Tensor {one.name}" for one in self.inputs if one not in optional]
         words += [f"Tensor? {one.name}=None" for one in optional]
-        words += [f"float {name}=1e-6" for name in self.scalars]
+        words += [f"float {name}={SCALARS[name]}" for name in self.scalars]
         words += [f"bool {name}=False" for name in self.flags]
         given = ", ".join(["Tensor"] * len(self.outputs))
         return f"({', '.join(words)}) -> {given if len(self.outputs) == 1 else f'({given})'}"
@@ -95,7 +97,7 @@ def signature(op: str) -> Signature:
     )
 
 
-SIGNATURES = {op: signature(op) for op in OPS}
+SIGNATURES = {op: signature(op) for op, entry in OPS.items() if not entry.in_place}
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     }
     check_devices(op, tensors)
     columns, lead = main.shape[-1], tuple(main.shape[:-1])
-    shapes = {"m n": (*lead, columns), "m": lead, "n": (columns,)}
+    shapes = {"m n": (*lead, columns), "m": lead, "m words": lead, "n": (columns,), "seeds": (2,)}
     for one in known.inputs:
         want = shapes[" ".join(one.dims)]
         if one.name in tensors and tuple(tensors[one.name].shape) != want:
@@ -132,7 +134,9 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     scale = allowed_type(tensors["w"], f"{op} w", FLOATS) if "w" in tensors else BF16
     kind = allowed_type(main, f"{op} {MAIN.get(op, 'x')}", FLOATS)
     config = RowConfig(op, columns, 1, kind, scale, frozenset(options))
-    scalars = {name: float(values.get(name, 1e-6)) for name in known.scalars}
+    scalars = {name: float(values.get(name, SCALARS[name])) for name in known.scalars}
+    if DROPOUT not in options:
+        scalars.pop("p", None)
     return Bound(config, tensors, scalars, lead, main)
 
 
@@ -187,15 +191,22 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
             arrays[name] = bound.like.new_empty((parts, columns), dtype=torch.float32)
             continue
         tensor = bound.given[name] if name in bound.given else made[name]
-        tensor = tensor.to(torch.int32) if spec.dtype.name == "int32" else tensor
-        shape = {"m n": (rows, columns), "m": (rows,), "n": (columns,)}[" ".join(spec.dims)]
-        arrays[name] = _aligned(tensor.reshape(shape))
+        tensor = _words(tensor) if "words" in spec.dims else tensor
+        shape = {"m n": (rows, columns), "m": (rows,), "m words": (rows, -1)}
+        shape |= {"n": (columns,), "seeds": (2,)}
+        arrays[name] = _aligned(tensor.reshape(shape[" ".join(spec.dims)]))
     kernel(arrays, bound.scalars, stream)
     for name in wanted:
         if name.endswith(PARTS):
             added = _sums(bound.config.weight, bound.like)
             added({"parts_of": arrays[name], "y": made[name]}, {}, stream)
     return _packed(made)
+
+
+def _words(classes: Any) -> Any:
+    """Whole numbers as words of 32 bits, the lowest first: a view of those that have 32 or 64."""
+    wide = classes if classes.dtype in (torch.int32, torch.int64) else classes.to(torch.int64)
+    return wide.contiguous().unsqueeze(-1).view(torch.int32)
 
 
 def _aligned(tensor: Any) -> Any:
@@ -236,7 +247,7 @@ def _context(op: str) -> Callable[..., None]:
         values |= dict(zip([one.name for one in known.outputs], results, strict=True))
         ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
         ctx.flags["bias"] = values.get("b") is not None
-        ctx.residual = values.get("residual") is not None
+        ctx.residual, ctx.p = values.get("residual") is not None, values.get("p", 0.0)
         if ctx.residual:
             values["x"] = values["summed"]
         names = [name for name in values if name in needed]
@@ -255,13 +266,14 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
             values[f"d{one.name}"] = grad
         if not ctx.residual:
             values.pop("dsummed", None)
-        values |= ctx.flags
+        values |= ctx.flags | {"p": ctx.p}
         given = [values.get(name) for name in back.names]
         found = OPERATORS[f"{op}_backward"](*given)
         results = several(found)
         names = [one.name.removesuffix(PARTS) for one in back.outputs]
         made = dict(zip(names, results, strict=True))
-        made["dresidual"] = made.get("dx") if ctx.residual else None
+        if values.get("seed") is None:
+            made["dresidual"] = made.get("dx") if ctx.residual else None
         if not ctx.flags["bias"]:
             made.pop("db", None)
         return tuple(made.get(f"d{name}") for name in known.names)
@@ -270,15 +282,25 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _rotate(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Any:
-    config = _rotary_config(x, cos, sin, pairs, inverse)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if y.numel() == 0:
-        return y
-    kernel, _ = _kernel(config, x)
-    split = (*x.shape[:-1], x.shape[-1] // 2, 2) if pairs else x.shape
-    arrays = {"x": _aligned(x).view(split), "y": y.view(split)}
-    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
+    _turn(_rotary_config(x, cos, sin, pairs, inverse), cos, sin, {"x": _aligned(x), "y": y})
     return y
+
+
+def _rotate_in_place(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> None:
+    config = _rotary_config(x, cos, sin, pairs, inverse)
+    _turn(replace(config, options=config.options | {"place"}), cos, sin, {"x": x})
+
+
+def _turn(config: RowConfig, cos: Any, sin: Any, rows: Mapping[str, Any]) -> None:
+    """Launch a rotation, from the rows x to y or in their place."""
+    x = rows["x"]
+    if x.numel() == 0:
+        return
+    kernel, _ = _kernel(config, x)
+    pairs = (config.columns // 2, 2) if "pairs" in config.options else (config.columns,)
+    arrays = {name: one.view(*one.shape[:-1], *pairs) for name, one in rows.items()}
+    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
 
 
 def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> RowConfig:
@@ -308,6 +330,10 @@ def _rotary_fake(x: Any, *others: Any) -> Any:
     return x.new_empty(x.shape)
 
 
+def _rotary_checked(*args: Any) -> None:
+    _rotary_config(*args)
+
+
 def _rotary_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, cos, sin, *flags = inputs
     ctx.pairs, ctx.inverse = (*flags, False, False)[:2]
@@ -319,34 +345,72 @@ def _rotary_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 
 ROTARY_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
-OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {
+IN_PLACE_SCHEMA = (
+    "(Tensor(a!) x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> ()"
+)
+OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
     "rotary": operator(
         "warploom::rotary", ROTARY_SCHEMA, _rotate, _rotary_fake, _rotary_backward, _rotary_context
-    )
+    ),
+    "rotary_": operator(
+        "warploom::rotary_", IN_PLACE_SCHEMA, _rotate_in_place, _rotary_checked, mutates=("x",)
+    ),
 }
 
 
-def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:
+def rms_norm(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    eps: float = 1e-6,
+    dropout: float = 0.0,
+) -> Any:
     """x / sqrt(mean x^2 + eps) weight + bias along the last dimension; with `residual` of
-    x + residual, which is the second result."""
-    y, summed, *_ = _named("rmsnorm", x, weight, bias, residual, eps)
-    return y if residual is None else (y, summed)
+    dropout(x) + residual, which is the second result."""
+    made = _named("rmsnorm", x, weight, bias, residual, eps, dropout)
+    return made["y"] if residual is None else (made["y"], made["summed"])
 
 
 def layer_norm(
-    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    eps: float = 1e-5,
+    dropout: float = 0.0,
 ) -> Any:
-    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` as of `rms_norm`."""
-    y, summed, *_ = _named("layernorm", x, weight, bias, residual, eps)
-    return y if residual is None else (y, summed)
+    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` and `dropout` as of
+    `rms_norm`."""
+    made = _named("layernorm", x, weight, bias, residual, eps, dropout)
+    return made["y"] if residual is None else (made["y"], made["summed"])
 
 
-def _named(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> tuple[Any, Any]:
-    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps}
+def _named(
+    op: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    eps: float,
+    dropout: float = 0.0,
+    fp8: bool = False,
+) -> dict[str, Any]:
+    """The results of a norm by their names. What dropout leaves out follows from two words that
+    torch's generator of the device gives."""
+    if not 0 <= dropout < 1 or (dropout and residual is None):
+        raise InputError(
+            f"{op} dropout={dropout} {'without' if residual is None else 'with'} a residual: "
+            "expected a probability below 1, and a residual that what is kept is added to"
+        )
+    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps, "p": dropout}
+    given |= {"fp8": fp8, "seed": None}
+    if dropout:
+        words = {"dtype": torch.int32, "device": x.device}
+        given["seed"] = torch.randint(-(2**31), 2**31 - 1, (2,), **words)
     known = SIGNATURES[op]
     found = OPERATORS[op](*[given[name] for name in known.names])
-    made = dict(zip([one.name for one in known.outputs], found, strict=True))
-    return made["y"], made["summed"]
+    return dict(zip([one.name for one in known.outputs], found, strict=True))
 
 
 def softmax(x: Any) -> Any:
@@ -373,6 +437,16 @@ def cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Any:
     return total if reduction == "sum" else total / (target != -100).sum()
 
 
+def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None:
+    """Logits [m, n] become their gradients for the gradients `dloss` [m] of their losses, which go
+    to `loss` [m], both fp32; class -100 does not count."""
+    columns = logits.shape[1]
+    kind = allowed_type(logits, "logits", FLOATS)
+    kernel, _ = _kernel(RowConfig("cross_entropy_both", columns, dtype=kind), logits)
+    arrays = {"x": logits, "target": _words(target), "dloss": dloss, "loss": loss}
+    kernel(arrays, {}, current_stream(logits))
+
+
 def swiglu(gate: Any, up: Any) -> Any:
     """silu(gate) up."""
     return OPERATORS["gated"](gate, up)
@@ -389,6 +463,37 @@ def rotary(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
     return OPERATORS["rotary"](x, cos, sin, pairs)
 
 
+def rotary_(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
+    """`rotary` in the place of x, which has no gradient and is the result; its rows begin at
+    multiples of 16 bytes."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise InputError("rotary_ of a tensor that has a gradient: use rotary")
+    OPERATORS["rotary_"](x, cos, sin, pairs)
+    return x
+
+
+def quantised_rms_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6
+) -> Any:
+    """`rms_norm` as e4m3 with one scale a row, the second result: what an 8-bit product takes; with
+    `residual` the sum is the third. None of them has a gradient."""
+    return _quantised("rmsnorm", x, weight, bias, residual, eps)
+
+
+def quantised_layer_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+) -> Any:
+    """`layer_norm` as `quantised_rms_norm` gives it."""
+    return _quantised("layernorm", x, weight, bias, residual, eps)
+
+
+def _quantised(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> Any:
+    with torch.no_grad():
+        made = _named(op, x, weight, bias, residual, eps, fp8=True)
+    y, scale = made["y"], made["scale"]
+    return (y, scale) if residual is None else (y, scale, made["summed"])
+
+
 def quantised_rows(x: Any) -> tuple[Any, Any]:
     """x as e4m3 with one scale a row: x = y * scale."""
     return OPERATORS["quantised"](x)
@@ -399,9 +504,12 @@ __all__ = [
     "geglu",
     "layer_norm",
     "log_softmax",
+    "quantised_layer_norm",
+    "quantised_rms_norm",
     "quantised_rows",
     "rms_norm",
     "rotary",
+    "rotary_",
     "softmax",
     "swiglu",
 ]
