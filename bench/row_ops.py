@@ -27,7 +27,7 @@ from bench import sitting
 from warploom import machine
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, read_rows, write_rows
-from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.choose import built_rows, sums_kernel
 from warploom.kernels.rows.program import RowConfig
 from warploom.runtime.stats import median_interval
 from warploom.tile import BF16
@@ -81,8 +81,7 @@ def chosen(text: str) -> list[tuple[str, int]]:
 def build_all(cases: list[tuple[str, int]]) -> None:
     """Compile every kernel that the cases launch."""
     for case, columns in cases:
-        program, schedule, _ = row_kernel(config(case, columns))
-        print(case, columns, build(program, schedule).resources, flush=True)
+        print(case, columns, built_rows(config(case, columns)).resources, flush=True)
     build(*sums_kernel(BF16))
 
 
@@ -273,7 +272,7 @@ def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
         shape=f"{ELEMENTS // columns} x {columns}",
         dtype="bf16",
         **kb.provenance(),
-        compiler=build(*row_kernel(config(case, columns))[:2]).resources.compiler,
+        compiler=built_rows(config(case, columns)).resources.compiler,
         unit="TB/s",
         better="higher",
         ours=rates["warploom"],
