@@ -197,6 +197,18 @@ def weights_of_tiles(x, put):
     put(weights * x)
 
 
+def weights_added_to(x, put):
+    _, weights = both(x)
+    put(weights + t.sum_along(weights, "n"))
+
+
+def top_read_in_a_loop(x, put):
+    top, weights = both(x)
+    for _ in t.loop(2):
+        put(top)
+    put(t.sum_along(weights, "n"))
+
+
 def another_scale(x, put):
     put(t.sum_along(both(x, 2.0)[1], "n"))
 
@@ -228,6 +240,8 @@ def test_sums_that_take_one_exchange(body, sums, products):
         stored_weights,
         weights_used_before,
         weights_of_tiles,
+        weights_added_to,
+        top_read_in_a_loop,
         another_scale,
         negative_scale,
         top_read_before,
