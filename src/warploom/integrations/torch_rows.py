@@ -92,7 +92,7 @@ def signature(op: str) -> Signature:
         tuple(one for one in program.arrays if one.name not in written),
         tuple(one for one in program.arrays if one.name in written),
         optional,
-        tuple(var.name for var in program.scalars),
+        tuple(name for name in SCALARS if name in {var.name for var in program.scalars}),
         (*flags, *((FLAGS[op],) if op in FLAGS else ())),
     )
 
