@@ -31,6 +31,7 @@ from warploom.integrations.torch_program import (
     operator,
     planned,
     refuse_backward,
+    steps,
     torch_module,
     variant_kernel,
 )
@@ -64,7 +65,9 @@ def _order(tensor: Any, name: str, rows: str, cols: str) -> tuple[str, Any]:
     )
 
 
-def _gemm_check(a: Any, b: Any, bias: Any, residual: Any, activation: str) -> tuple[Any, ...]:
+def _gemm_check(
+    a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any
+) -> tuple[Any, ...]:
     """The shape of the result; raises `InputError` for what the kernel does not take."""
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
     check_devices("gemm", {name: one for name, one in given.items() if one is not None})
@@ -99,12 +102,12 @@ def _out(a: Any) -> Any:
     return torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
 
 
-def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
-    shape = _gemm_check(a, b, bias, residual, activation)
-    result = torch.empty(shape, dtype=_out(a), device=a.device)
-    if result.numel():
-        gemm_into(result, a, b, bias, residual, activation, *options)
-    return result
+def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
+    return a.new_empty(shape, dtype=_out(a))
+
+
+def _gemm_fill(shape: tuple[Any, ...], result: Any, *given: Any) -> None:
+    gemm_into(result, *given)
 
 
 def gemm_into(
@@ -157,10 +160,6 @@ def gemm_into(
         lambda: compiled(combine(config), combine_schedule(config)),
         {"parts": parts} | finish,
     )
-
-
-def _gemm_fake(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
-    return a.new_empty(_gemm_check(a, b, bias, residual, activation), dtype=_out(a))
 
 
 def _gemm_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -268,7 +267,13 @@ def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     return (*found, None, None, None, None, None)
 
 
-gemm = operator("warploom::gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
+gemm = operator(
+    "warploom::gemm",
+    GEMM_SCHEMA,
+    *steps(_gemm_check, _gemm_result, _gemm_fill),
+    _gemm_backward,
+    _gemm_context,
+)
 attention_with_lse = operator(
     "warploom::attention_with_lse",
     f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from warploom.codegen.compile.build import build
@@ -24,6 +24,7 @@ from warploom.integrations.torch_program import (
     current_stream,
     operator,
     several,
+    steps,
     torch_module,
 )
 from warploom.kernels.rows.choose import built_rows, row_kernel, sums_kernel
@@ -112,7 +113,7 @@ class Bound:
     like: Any
 
 
-def _bind(op: str, args: tuple[Any, ...]) -> Bound:
+def _bind(op: str, *args: Any) -> Bound:
     """Arguments checked; raises `InputError` for what the kernel does not take."""
     known = SIGNATURES[op]
     values = dict(zip(known.names, args, strict=False))
@@ -140,13 +141,13 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     return Bound(config, tensors, scalars, lead, main)
 
 
-def _results(op: str, bound: Bound) -> dict[str, Any]:
+def _results(op: str, bound: Bound, *_: Any) -> Any:
     """Fresh tensors for the operator's results; empty ones for those that do not go with it.
 
     The length of rows may be a symbol of torch.compile's: the program's types do not depend on it.
     """
     types = {one.name: one.dtype for one in row_program(replace(bound.config, columns=8)).arrays}
-    made: dict[str, Any] = {}
+    made: list[Any] = []
     for one in SIGNATURES[op].outputs:
         shape: tuple[int, ...] = {1: bound.lead, 2: (*bound.lead, bound.config.columns)}[
             len(one.dims)
@@ -155,8 +156,8 @@ def _results(op: str, bound: Bound) -> dict[str, Any]:
         if one.name.endswith(PARTS):
             shape, kind = (bound.config.columns,), bound.config.weight
         shape = shape if one.name in types else (0,)
-        made[one.name] = bound.like.new_empty(shape, dtype=getattr(torch, kind.library))
-    return made
+        made.append(bound.like.new_empty(shape, dtype=getattr(torch, kind.library)))
+    return made[0] if len(made) == 1 else tuple(made)
 
 
 _chosen = cache(row_kernel)
@@ -172,15 +173,14 @@ def _sums(kind: DType, like: Any) -> Kernel:
     return built_kernel(("sums", kind), like, lambda: build(*sums_kernel(kind), ARCH))
 
 
-def _run(op: str, args: tuple[Any, ...]) -> Any:
-    bound = _bind(op, args)
-    made = _results(op, bound)
+def _fill(op: str, bound: Bound, results: Any, *_: Any) -> None:
+    made = dict(zip([one.name for one in SIGNATURES[op].outputs], several(results), strict=True))
     columns = bound.config.columns
     rows = bound.like.numel() // columns if columns else 0
     if rows == 0:
         for tensor in made.values():
             tensor.zero_()
-        return _packed(made)
+        return
     kernel, each = _kernel(bound.config, bound.like)
     stream = current_stream(bound.like)
     wanted = {one.name: one for one in kernel.interface.arrays}
@@ -200,7 +200,6 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
         if name.endswith(PARTS):
             added = _sums(bound.config.weight, bound.like)
             added({"parts_of": arrays[name], "y": made[name]}, {}, stream)
-    return _packed(made)
 
 
 def _words(classes: Any) -> Any:
@@ -218,23 +217,11 @@ def _aligned(tensor: Any) -> Any:
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _packed(made: Mapping[str, Any]) -> Any:
-    values = tuple(made.values())
-    return values[0] if len(values) == 1 else values
-
-
 def _operator(op: str) -> Any:
     """The operator of an operation, with the gradient that `op_backward` gives."""
-    known = SIGNATURES[op]
-
-    def run(*args: Any) -> Any:
-        return _run(op, args)
-
-    def fake(*args: Any) -> Any:
-        return _packed(_results(op, _bind(op, args)))
-
+    run, fake = steps(partial(_bind, op), partial(_results, op), partial(_fill, op))
     gradient = (_backward(op), _context(op)) if f"{op}_backward" in OPS else ()
-    return operator(f"warploom::{op}", known.schema, run, fake, *gradient)
+    return operator(f"warploom::{op}", SIGNATURES[op].schema, run, fake, *gradient)
 
 
 def _context(op: str) -> Callable[..., None]:
