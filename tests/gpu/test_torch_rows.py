@@ -105,7 +105,6 @@ def test_dropout_before_a_residual_is_undone_alike(columns):
     torch.manual_seed(7)
     got = rows.rms_norm(x, w, residual=torch.zeros_like(h), dropout=0.25)[1]
     kept = got.detach() != 0
-    assert abs(float(kept.float().mean()) - 0.75) < 0.01
     torch.manual_seed(7)
     got = rows.rms_norm(x, w, residual=h, dropout=0.25)
     wide = [one.detach().double().requires_grad_() for one in (x, w, h)]
@@ -115,6 +114,7 @@ def test_dropout_before_a_residual_is_undone_alike(columns):
     theirs = torch.autograd.grad(want, wide, [one.double() for one in grads])
     for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
         assert close(a, b)
+    assert abs(float(kept.float().mean()) - 0.75) < 0.01
 
 
 @pytest.mark.parametrize("columns", LENGTHS)

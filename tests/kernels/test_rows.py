@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from warploom import tile as t
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
@@ -143,3 +144,109 @@ def test_a_cluster_does_not_move_elements_between_columns():
     program = row_program(RowConfig("softmax", 64))
     with pytest.raises(InputError, match="clusters have code for sm_90, not sm_80"):
         simt_facts(program, small(32, 1, cluster=2), "sm_80")
+
+
+def weighted(body):
+    """The sums of a row program that take one exchange, under a schedule of two warps a row."""
+    specs = {name: t.array(t.FP32, dims) for name, dims in (("x", "m n"), ("y", "m n"), ("z", "m"))}
+
+    def whole(x, y, z):
+        (i,) = t.grid(m=t.size("m"))
+        rows, cols = t.span(i, 1), t.span(0, 512)
+
+        def put(tile):
+            t.store(*((y, rows, cols) if len(tile.var.type.axes) == 2 else (z, rows)), tile=tile)
+
+        body(t.load(x, rows, cols), put)
+
+    program = t.trace(whole, specs, name="weighted")
+    return simt_facts(program, small(64, 4), "sm_90a").weighted
+
+
+def both(x, scale=1.0, minus=1.0):
+    """The largest value of a row, and exponentials below it."""
+    top = t.max_along(x, "n")
+    return top, t.exp2(x * scale - top * minus)
+
+
+def softmax(x, put):
+    _, weights = both(x, 2.0, 2.0)
+    put(weights * (1.0 / t.sum_along(weights, "n")))
+
+
+def exponentials_of_e(x, put):
+    top = t.max_along(x, "n")
+    put(top + t.log(t.sum_along(t.exp(x - top), "n")))
+
+
+def stored_weights(x, put):
+    _, weights = both(x)
+    put(weights)
+    put(t.sum_along(weights, "n"))
+
+
+def weights_used_before(x, put):
+    _, weights = both(x)
+    put(weights * 2.0)
+    put(t.sum_along(weights, "n"))
+
+
+def weights_of_tiles(x, put):
+    _, weights = both(x)
+    put(t.sum_along(weights, "n"))
+    put(weights * x)
+
+
+def weights_added_to(x, put):
+    _, weights = both(x)
+    put(weights + t.sum_along(weights, "n"))
+
+
+def top_read_in_a_loop(x, put):
+    top, weights = both(x)
+    for _ in t.loop(2):
+        put(top)
+    put(t.sum_along(weights, "n"))
+
+
+def another_scale(x, put):
+    put(t.sum_along(both(x, 2.0)[1], "n"))
+
+
+def negative_scale(x, put):
+    put(t.sum_along(both(x, -1.0, -1.0)[1], "n"))
+
+
+def top_read_before(x, put):
+    top, weights = both(x)
+    put(top)
+    put(t.sum_along(weights, "n"))
+
+
+def top_of_another_tile(x, put):
+    top = t.max_along(x + 1.0, "n")
+    put(t.sum_along(t.exp2(x - top), "n"))
+
+
+@pytest.mark.parametrize(("body", "sums", "products"), [(softmax, 1, 1), (exponentials_of_e, 1, 0)])
+def test_sums_that_take_one_exchange(body, sums, products):
+    found = weighted(body)
+    assert (len(found.sums), len(found.tops), len(found.products)) == (sums, sums, products)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        stored_weights,
+        weights_used_before,
+        weights_of_tiles,
+        weights_added_to,
+        top_read_in_a_loop,
+        another_scale,
+        negative_scale,
+        top_read_before,
+        top_of_another_tile,
+    ],
+)
+def test_sums_that_need_the_largest_value_of_the_row_first(body):
+    assert not weighted(body).sums

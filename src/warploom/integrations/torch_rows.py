@@ -27,7 +27,7 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
-from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.choose import built_rows, row_kernel, sums_kernel
 from warploom.kernels.rows.program import OPS, RowConfig, row_program
 from warploom.kernels.user import written_names
 from warploom.runtime.kernel import Kernel
@@ -93,7 +93,7 @@ def signature(op: str) -> Signature:
         tuple(one for one in program.arrays if one.name not in written),
         tuple(one for one in program.arrays if one.name in written),
         optional,
-        tuple(var.name for var in program.scalars),
+        tuple(name for name in SCALARS if name in {var.name for var in program.scalars}),
         (*flags, *((FLAGS[op],) if op in FLAGS else ())),
     )
 
@@ -165,8 +165,8 @@ _chosen = cache(row_kernel)
 
 def _kernel(config: RowConfig, like: Any) -> tuple[Kernel, int]:
     """The kernel of a configuration, and how many rows a task of it takes."""
-    program, schedule, rows = _chosen(config)
-    return built_kernel(("rows", config), like, lambda: build(program, schedule, ARCH)), rows
+    _, _, rows = _chosen(config)
+    return built_kernel(("rows", config), like, lambda: built_rows(config, ARCH)), rows
 
 
 def _sums(kind: DType, like: Any) -> Kernel:
