@@ -82,6 +82,12 @@ class Tile:
     def __rtruediv__(self, other: float) -> Tile:
         return elementwise("div", other, self)
 
+    def __floordiv__(self, by: int) -> Tile:
+        """Quotients of an int32 tile and a whole number above 0, rounded down."""
+        if isinstance(by, bool) or not isinstance(by, int) or by < 1:
+            raise refuse(f"// {shown(by)}: expected a whole number above 0")
+        return elementwise("floordiv", self, by)
+
     def __neg__(self) -> Tile:
         return elementwise("neg", self)
 

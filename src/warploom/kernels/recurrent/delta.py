@@ -13,13 +13,13 @@ so none grows beyond them, as powers of L do; they are fp16, which has three bit
 
 from __future__ import annotations
 
+from warploom.derive.lower.channels import blocks_now_past
 from warploom.derive.lower.chunks import LOG2E, summed
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
 from warploom.tile import (
     BF16,
     FP16,
     FP32,
-    INT32,
     Index,
     Tile,
     coordinate,
@@ -32,7 +32,6 @@ from warploom.tile import (
 )
 
 BLOCK = 16  # rows of the blocks on the diagonal that a warp inverts by itself
-NOWHERE = 2.0 * CHUNK  # a column that no chunk has
 
 
 Sums = tuple[Tile, Tile] | tuple[None, None]  # running sums, their total; without decay none
@@ -152,19 +151,10 @@ class DeltaTask(Task):
         blocks = BLOCK
         while blocks < CHUNK:
             # Of D L the blocks under the diagonal are D L'.
-            product = where(under(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
+            product = where(blocks_now_past(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
             inverse += product.cast(FP16).rename("n", "u") @ right
             blocks *= 2
             if blocks < CHUNK:
                 narrow = inverse.cast(FP16)
                 right.assign(narrow.rename("r", "u"))
         return inverse
-
-
-def under(r: Tile, n: Tile, size: int) -> Tile:
-    """Where [r, n] is in a block of `size` rows and columns that is under the diagonal of a block
-    of twice the size."""
-    row = r.cast(FP32)
-    first = (row * (0.5 / size)).cast(INT32).cast(FP32) * (2.0 * size)
-    column = where(row >= first + float(size), first, NOWHERE).cast(INT32)
-    return (column <= n) & (column + size > n)

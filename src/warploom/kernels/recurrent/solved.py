@@ -20,9 +20,8 @@ from collections.abc import Iterator
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.derive.lower.channels import LEAST, Channels
+from warploom.derive.lower.channels import LEAST, Channels, blocks_now_past
 from warploom.derive.lower.chunks import LOG2E
-from warploom.kernels.recurrent.channel import seen as seen_in
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask, Gates
 from warploom.kernels.recurrent.program import arrays_of
@@ -144,6 +143,7 @@ class _SolveChannels(_Solve):
     def products(self, of: tuple[Tile, ...], k: Tile, g: Tile, operand: Tile) -> list[Tile]:
         """How much of key i is in row r of each tile, [r, i] in bf16; 0 for later keys."""
         found = [zeros(BF16, r=CHUNK, i=CHUNK) for _ in of]
+        r, i = coordinate("r", CHUNK), coordinate("i", CHUNK)
 
         def block(logarithms: Tile, half: int) -> None:
             past = exp2(logarithms if half else -logarithms)
@@ -151,7 +151,7 @@ class _SolveChannels(_Solve):
             own = past if half else exp2(logarithms)
             for one, sums in zip(of, found, strict=True):
                 part = (one.cast(FP32) * own).cast(BF16).rename("m", "r") @ operand
-                sums.assign(where(seen_in("r", "i", half), part.cast(BF16), sums))
+                sums.assign(where(blocks_now_past(r, i, half), part.cast(BF16), sums))
 
         for half in self.channels.halves:
             block(-abs(self.channels.between[half] @ g).rename("i", "m") * LOG2E, half)
