@@ -17,7 +17,6 @@ import argparse
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,15 @@ BATCH, HEADS = 64, 768
 WRONG = 8e-3  # relative error in norm: matrices, factors and what lies between are rounded to bf16
 FFT, CASTS = "torch.fft", "both casts"
 CASES = {
-    f"{'causal' if causal else 'circular'} {length // (2 if causal else 1)}": ConvolutionConfig(
-        length, causal
+    f"{'gated ' if gated else ''}{'causal' if causal else 'circular'} {taps}": ConvolutionConfig(
+        taps * (2 if causal else 1), causal, gated=gated
     )
-    for causal in (True, False)
-    for length in (512, 1024, 2048, 4096)
-}
-CASES |= {
-    f"gated {name}": replace(CASES[name], gated=True) for name in ("causal 1024", "causal 2048")
+    for causal, gated, lengths in (
+        (True, False, (256, 512, 1024, 2048)),
+        (False, False, (512, 1024, 2048, 4096)),
+        (True, True, (1024, 2048)),
+    )
+    for taps in lengths
 }
 
 

@@ -84,8 +84,9 @@ class Tile:
 
     def __floordiv__(self, by: int) -> Tile:
         """Quotients of an int32 tile and a whole number above 0, rounded down."""
-        if isinstance(by, bool) or not isinstance(by, int) or by < 1:
-            raise refuse(f"// {shown(by)}: expected a whole number above 0")
+        given: Any = by
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise refuse(f"// {shown(given)}: expected a whole number above 0")
         return elementwise("floordiv", self, by)
 
     def __neg__(self) -> Tile:

@@ -77,9 +77,9 @@ class DeltaTask(Task):
             low = k.rename("n", "r") @ k
             scores = k @ q
             beta = gates.vector("beta")
-            sums, whole = self.sums(gates)
-            low = self.below(low, beta, sums)
-            seen = self.seen(scores, sums)
+            decays = self.sums(gates)
+            low = self.below(low, beta, decays[0])
+            seen = self.seen(scores, decays[0])
             inverse = self.inverse(low)
             if self.config.states:
                 square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
@@ -87,7 +87,7 @@ class DeltaTask(Task):
                 store(self.arrays["inverse"], *kept, tile=inverse.cast(BF16))
             solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
-            out = self.advance(i, state, (q, k, v), solved, seen, (sums, whole))
+            out = self.advance(i, state, (q, k, v), solved, seen, decays)
             gates.load(i)
             self.put(i, out)
             gates.turn()
