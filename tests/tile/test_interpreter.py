@@ -179,3 +179,20 @@ def test_other_whole_quotients_are_refused(by, kind) -> None:
 
     with pytest.raises(InputError, match="a whole number above 0|needs an int32 tile"):
         t.trace(body, {"y": t.array(kind, "m")}, name="quotients")
+
+
+def test_random_bits_are_those_of_philox() -> None:
+    """The block of zeros is that of Random123's known answers; other numbers give others."""
+
+    def drawn(row, key) -> list[int]:
+        def body(y) -> None:
+            keys = (t.full(word, t.INT32) for word in (key, 0))
+            draw = t.philox(t.coordinate("m", 1, row), t.coordinate("n", 4), *keys)
+            t.store(y, t.span(0, 1), t.span(0, 4), tile=draw)
+
+        program = t.trace(body, {"y": t.array(t.INT32, "m n")}, name="drawn")
+        found = t.interpret(program, {"y": np.zeros((1, 4))})["y"]
+        return [int(x) & 0xFFFFFFFF for x in found[0]]
+
+    assert drawn(0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert len({*drawn(0, 0), *drawn(1, 0), *drawn(0, -1), *drawn(-1, 0)}) == 16

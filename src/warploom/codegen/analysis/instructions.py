@@ -34,6 +34,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "neg": (0, 0, 0),
     "low_nibble": (0, 2, 0),
     "high_nibble": (0, 1, 0),
+    "philox": (20, 20, 0),
     "add": (1, 0, 0),
     "sub": (1, 0, 0),
     "mul": (1, 0, 0),

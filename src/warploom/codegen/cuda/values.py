@@ -55,6 +55,7 @@ INT_OPS = {
     "floordiv": "floor_div({0}, {1})",
     "max": "::max({0}, {1})",
     "min": "::min({0}, {1})",
+    "philox": "philox({0}, {1}, {2}, {3})",
 }
 ANY_OPS = {
     "lt": "({0} < {1})",

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+from warploom.codegen.analysis.stores import STORES
 from warploom.codegen.ir.plan import MOST_BLOCKS, LaunchPlan
 from warploom.codegen.simt.ahead import ahead
 from warploom.codegen.simt.exchanges import needs_one_block
@@ -25,9 +26,11 @@ from warploom.tile.ir import walk
 WORDS = 96  # of a thread's registers for what it holds of its columns
 MOST_WORDS = 192  # where blocks stay smaller for it
 AT_WORK = 2  # words of a column for what is being computed
+DRAWING = 2  # and for random bits
 CARRYING = 0.25  # and where a loop carries others along
 MOST_RESIDENT = 4  # blocks of an SM that a schedule asks for
 SMALL = 128  # threads of a block, unless rows need more
+FEW_LANES = 256  # of a block, beyond which more blocks share the columns
 MOST_LANES = 512  # of a block: more threads have too few registers each
 RING_BYTES = 1 << 15  # of a ring that has more stages than two, beside other blocks of an SM
 MOST_RING = 200 << 10  # of a ring that has two, or of a block that is alone
@@ -50,12 +53,16 @@ def simt(program: Program) -> SimtSchedule:
     most = MOST_LANES if carried else SMALL
     along = max(min(most, _power(-(-cols // few))), _power(-(-cols // many)), WARP)
     along = min(_power(-(-cols // vector)), along)
+    lanes = MOST_LANES if carried else FEW_LANES
     wanted = min(max(_power(-(-widest // few)), SMALL), along * _power(-(-widest // cols)))
-    chosen = max(WARP, min(wanted, MOST_LANES))
+    chosen = max(WARP, min(wanted, lanes))
     launch = GRID
-    if vector > 1 and not carried and len(_wide_loads(program, cols, 2)) == 1:
+    stored = {op.array for op in program.ops() if op.array and op.kind in STORES}
+    in_place = any(op.kind == "load" and op.array in stored for op in program.ops())
+    wide = _wide_loads(program, cols, 2)
+    if vector > 1 and not carried and not in_place and len(wide) == 1:
         launch = replace(GRID, resident=max(1, min(MOST_RESIDENT, MOST_LANES // chosen)))
-    made = SimtSchedule("simt", chosen, min(along, chosen), vector, launch)
+    made = SimtSchedule("simt", chosen, min(along, chosen, lanes), vector, launch)
     return _shared(program, made, along // made.lanes)
 
 
@@ -94,6 +101,7 @@ def _words(program: Program, carried: Mapping[str, TileType], cols: int) -> floa
 
     words = sum(kind.dtype.bytes / 4 for kind in _wide_loads(program, cols))
     words += sum(_is_wide(kind, cols) for kind in carried.values())
+    words += DRAWING * any(op.kind == "philox" for op in program.ops())
     return AT_WORK + words + (CARRYING if carried else 0)
 
 
