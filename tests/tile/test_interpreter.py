@@ -162,6 +162,25 @@ def test_each_task_of_a_cluster_has_its_part_of_the_sum_of_all(width) -> None:
     assert np.array_equal(t.interpret(program, arrays, tasks=tasks)["y"], want)
 
 
+def test_whole_quotients_are_rounded_down() -> None:
+    def body(y) -> None:
+        tile = (t.coordinate("m", 32) - 16) // 5
+        t.store(y, t.span(0, 32, "m"), tile=tile)
+
+    program = t.trace(body, {"y": t.array(t.INT32, "m")}, name="quotients")
+    want = [n // 5 for n in range(-16, 16)]
+    assert t.interpret(program, {"y": np.zeros(32, np.int32)})["y"].tolist() == want
+
+
+@pytest.mark.parametrize(("by", "kind"), [(0, t.INT32), (2.0, t.INT32), (2, t.FP32)])
+def test_other_whole_quotients_are_refused(by, kind) -> None:
+    def body(y) -> None:
+        t.store(y, t.span(0, 32, "m"), tile=t.coordinate("m", 32).cast(kind) // by)
+
+    with pytest.raises(InputError, match=r"a whole number above 0|needs an int32 tile"):
+        t.trace(body, {"y": t.array(kind, "m")}, name="quotients")
+
+
 def test_random_bits_are_those_of_philox() -> None:
     """The block of zeros is that of Random123's known answers; other numbers give others."""
 

@@ -41,6 +41,7 @@ class OpSpec:
     arity: tuple[int, ...]
     meaning: Numpy | None = None
     floats_only: bool = False
+    integers_only: bool = False
 
 
 def _erf(x: Any) -> Any:
@@ -117,6 +118,7 @@ _ENTRIES = (
     OpSpec("sub", "binary", (2,), np.subtract),
     OpSpec("mul", "binary", (2,), np.multiply),
     OpSpec("div", "binary", (2,), np.divide, floats_only=True),
+    OpSpec("floordiv", "binary", (2,), np.floor_divide, integers_only=True),
     # fmaxf and fminf return the number when one operand is NaN; so does the interpreter
     OpSpec("max", "binary", (2,), np.fmax),
     OpSpec("min", "binary", (2,), np.fmin),

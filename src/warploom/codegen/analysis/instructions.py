@@ -39,6 +39,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "sub": (1, 0, 0),
     "mul": (1, 0, 0),
     "div": (1, 0, 1),
+    "floordiv": (0, 1, 0),
     "max": (0, 1, 0),
     "min": (0, 1, 0),
     "relu": (0, 2, 0),
