@@ -41,8 +41,8 @@ COMPILED = {
 }
 
 
-# A thread of torch's for each processor waits for the others by spinning, and so does that of the test
-# beside: on two processors the blocks of the examples took twice the time of one thread.
+# Threads of torch wait for each other by spinning, one a processor, and tests run beside tests: on
+# two processors the blocks of the examples took twice the time of one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The collector of cycles comes less often: over decoded cubins it took a sixth of the time.
