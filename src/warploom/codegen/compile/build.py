@@ -118,12 +118,12 @@ class Built:
 
     @property
     def interface(self) -> Interface:
-        """What a launch must know of it."""
+        """What a launch must know of the kernel."""
         taken = Interface.read(self.source.to_json())
         return Interface(**taken, arch=self.arch, registers=self.resources.registers)
 
     def kernel(self, device: int = 0) -> Kernel:
-        """It on a GPU, to be called with arrays; raises what `Kernel` raises."""
+        """The kernel on a GPU, to be called with arrays; raises what `Kernel` raises."""
         return Kernel(self.interface, self.cubin, device)
 
     def write(self, folder: Path) -> None:

@@ -74,7 +74,7 @@ class CostTable:
         return replace(self, end=end)
 
     def override(self, source: str, **values: float | tuple[float, float, float]) -> CostTable:
-        """With other values, e.g. measured: `override("run 7", load_latency=(480, 520, 700))`.
+        """The table with other values: `override("run 7", load_latency=(480, 520, 700))`.
 
         Underscores stand for the dot of a key's name where it has one. A triple is low, value,
         high; a number is exact.
