@@ -54,12 +54,12 @@ class Facts:
 
     @cached_property
     def machine(self) -> Machine:
-        """Its data."""
+        """The machine's data."""
         return load_machine(self.gpu)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Of the arrays that times are for."""
+        """The sizes of the arrays for which times are given."""
         return full_sizes(self.result.settings.name, self.result.settings.settings)
 
     @cached_property
@@ -78,7 +78,7 @@ class Facts:
 
     @cached_property
     def walks(self) -> list[Walk] | str:
-        """Of every loop, or why there are none."""
+        """The walk through the machine code of every loop, or why there is none."""
         selected = self.result.selected
         if self.block is None or not isinstance(selected.schedule, KernelSchedule):
             return "the model follows loops of matmuls, and this kernel has none"
@@ -91,7 +91,7 @@ class Facts:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """What the walks say."""
+        """The cycles that these walks give."""
         if isinstance(self.walks, str) or not self.walks or self.block is None:
             return None
         return of_walks(self.walks, self.block, self.kernel)
@@ -110,7 +110,7 @@ class Facts:
 
     @cached_property
     def flops(self) -> float:
-        """Of the matmuls: those asked for; of a kernel of one's own those that its loops do."""
+        """Operations of the matmuls: those asked for, or those that a user's loops do."""
         settings = self.result.settings
         config, _ = configure(settings.name, settings.settings)
         if asked := useful_flops(settings.name, config, self.sizes):
@@ -124,7 +124,7 @@ class Facts:
 
     @cached_property
     def bytes(self) -> float:
-        """Of the arrays, each read once and written once where the program does that."""
+        """Bytes of the arrays that are read and of those that are written, each once."""
         touched = {(op.array, op.kind == "load") for op in self.launch.program.ops() if op.array}
         return float(
             sum(prod(self.sizes[dim] for dim in a.dims) * a.dtype.bytes for a, _ in touched)

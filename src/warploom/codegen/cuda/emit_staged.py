@@ -13,7 +13,8 @@ from warploom.codegen.cuda.emit_rows import WARP, group_sync
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.block import BlockProgram, Ring
+from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.place import SLOT_COLUMNS, Placement
 from warploom.errors import InputError
 from warploom.tile import Op, Var
@@ -22,6 +23,20 @@ from warploom.tile.ops import NIBBLES
 Names = dict[str, str]
 
 FEW = 2  # staged tiles, whose addresses a loop may keep
+
+
+def vectors_of(ring: Ring) -> list[str]:
+    """Where the vectors of a ring's slot are."""
+    lines: list[str] = []
+    for buffer in ring.buffers:
+        for var in (op.dst for op in buffer.loads if op.dst and len(op.dst.type.axes) == 1):
+            word = var.type.dtype.kind
+            shift = f"({ring.name}_at - in_block(smem_address(shared_raw))) + {buffer.offset}"
+            lines.append(
+                f"const {word}* const {var.name}_slot = reinterpret_cast<const {word}*>("
+                f"__builtin_assume_aligned(shared_raw + {shift}, {CHUNK}));"
+            )
+    return lines
 
 
 def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:

@@ -47,7 +47,7 @@ Found = Iterator[str]  # one sentence a fault
 
 @dataclass(frozen=True)
 class Rule:
-    """It holds from pass `since` on ("": from the beginning), up to pass `until`."""
+    """A rule that holds from pass `since` on ("": from the beginning), up to pass `until`."""
 
     name: str
     check: Callable[[BlockProgram], Found]

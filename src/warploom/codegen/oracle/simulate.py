@@ -27,7 +27,8 @@ from warploom.codegen.oracle.barriers import (
     PhaseBarrier,
     TaskRing,
 )
-from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
+from warploom.codegen.oracle.simulate_steps import Steps
+from warploom.codegen.oracle.state import Agent, Matmul, SharedRing, Slot
 from warploom.codegen.passes.copies import names_at, rename, renamed
 from warploom.codegen.passes.localise import localiser
 from warploom.errors import CheckFailed
