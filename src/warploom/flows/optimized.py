@@ -72,7 +72,9 @@ class OptimizeSettings:
             known = ", ".join((BEST, *NAMES))
             raise InputError(f"--schedule {self.schedule!r}: expected one of {known}")
         if self.effort and not self.searches:
-            raise InputError("--effort goes with FILE.py:OBJECT and no other choice of schedules")
+            raise InputError(
+                "--effort is of the search for your own program: FILE.py:OBJECT without --schedule"
+            )
         if self.effort not in ("", *EFFORTS):
             raise InputError(f"--effort {self.effort!r}: expected one of {', '.join(EFFORTS)}")
         if self.measure not in ("auto", "gpu", "none"):
