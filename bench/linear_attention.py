@@ -28,7 +28,7 @@ from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.recurrent import kda
+from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16
@@ -40,7 +40,7 @@ AT_ONCE = 128  # states kept at a time
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
 FLA = "flash-linear-attention"
 REFUSED = "flash-linear-attention's wrong gradients"
-BETWEEN = tuple(kda.SQUARES)  # what one kernel leaves for another
+BETWEEN = tuple(solved.SQUARES)  # what one kernel leaves for another
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Call:
 def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
     """(program, policy) of every kernel of a configuration, by the folder it is built in."""
     if config.in_two:
-        return {program.name: (program, schedule) for program, schedule in kda.kernels(config)}
+        return {program.name: (program, schedule) for program, schedule in solved.kernels(config)}
     return {".": (recurrent(config), default_policy(config))}
 
 
@@ -311,7 +311,7 @@ def main() -> None:
     if args.what == "build":
         for name, case in chosen.items():
             for part, made in programs(case.config).items():
-                compiled(*made, allow=kda.FEW).write(folder / kb.slug(name) / part)
+                compiled(*made, allow=solved.FEW).write(folder / kb.slug(name) / part)
         return
     torch = kb.load_torch()
     torch.manual_seed(0)

@@ -39,6 +39,15 @@ def test_every_length_is_right(batch, heads, taps, causal):
     assert error(ops.long_convolution(x, kernel, causal), exact(x, kernel, causal)) < BOUND
 
 
+@pytest.mark.parametrize("taps, causal", [(700, True), (2048, True), (1024, False), (4096, False)])
+def test_gates_are_products(taps, causal):
+    x, kernel = case(5, 7, taps)
+    before, after = (torch.randn_like(x) for _ in range(2))
+    got = ops.long_convolution(x, kernel, causal, before, after)
+    right = exact(x.double() * before.double(), kernel, causal) * after.double()
+    assert error(got, right) < BOUND
+
+
 def test_compiled_and_in_a_graph():
     x, kernel = case(4, 8, 1024)
     bands = ops.kernel_spectrum(kernel, 1024)

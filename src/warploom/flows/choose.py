@@ -76,9 +76,9 @@ def choose(
         trials = [timed.get(trial.name, trial) for trial in trials]
         usable = [one for one in usable if not one.trial.refused]
     if not usable:
+        if lacking := [trial.refused for trial in trials if MISSING in trial.refused]:
+            raise ToolMissing(f"{settings.name}: {lacking[0]}")
         told = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
-        if trials and all(MISSING in trial.refused for trial in trials):
-            raise ToolMissing(f"{settings.name}: {told}")
         raise CheckFailed(f"{settings.name}: no schedule is of use: {told}")
     times = {trial.name: trial.microseconds for trial in trials}
     space = [

@@ -22,7 +22,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_segments import best_count, run_segments
-from warploom.kernels.recurrent import kda
+from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
@@ -157,10 +157,10 @@ def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -
     """What chunks need of themselves, then the chunks."""
     v = arrays["v"]
     shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
-    arrays |= {name: v.new_empty(shape) for name in kda.SQUARES}
-    for program, policy in kda.kernels(config):
+    arrays |= {name: v.new_empty(shape) for name in solved.SQUARES}
+    for program, policy in solved.kernels(config):
         given = {one.name: arrays[one.name] for one in program.arrays}
-        make = partial(compiled, program, policy, allow=kda.FEW)
+        make = partial(compiled, program, policy, allow=solved.FEW)
         launch((program.name, config), make, given, {"scale": scale})
 
 

@@ -54,6 +54,7 @@ from warploom.sass.timing.slots import Line, slots_of
 from warploom.schedule.model.bounds import Bounds, lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
+from warploom.schedule.model.target import UNIT_TITLES
 from warploom.tile import Program
 
 RULES = 5  # version of the rules: what was concluded from other ones is not used again
@@ -228,7 +229,7 @@ def machine_bound(bounds: Bounds) -> tuple[int, str]:
     least = certain.get(unit, 0)
     if bounds.recurrence > least:
         return max(1, bounds.recurrence), replace(bounds, resource=0).reason
-    return max(1, least), f"unit {unit} is needed for {least} cycles"
+    return max(1, least), f"{UNIT_TITLES.get(unit, f'unit {unit}')} is busy all that time"
 
 
 def cycles_of(found: Mapping[str, Prediction]) -> float:

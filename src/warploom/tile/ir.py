@@ -16,6 +16,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import DType
@@ -29,12 +30,12 @@ class TileType:
     dtype: DType
     axes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The axis names."""
         return tuple(name for name, _ in self.axes)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The axis sizes."""
         return tuple(size for _, size in self.axes)
@@ -238,7 +239,11 @@ class Program:
 
     def ops(self) -> Iterator[Op]:
         """Every op, in program order, loops entered once."""
-        yield from walk(self.body)
+        return iter(self._ops)
+
+    @cached_property
+    def _ops(self) -> tuple[Op, ...]:
+        return tuple(walk(self.body))
 
     def loops(self) -> tuple[Loop, ...]:
         """The loops of the top level."""

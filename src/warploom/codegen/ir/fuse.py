@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warploom.errors import InputError
 from warploom.tile import BOOL, Loop, Op, Program, Var
@@ -30,6 +30,10 @@ class Fusion:
 
     inlined: dict[str, Op]
     kept: frozenset[int]
+    # By identity, as for `localiser`.
+    _known: dict[int, tuple[Op, tuple[Var, ...]]] = field(
+        default_factory=dict[int, tuple[Op, tuple[Var, ...]]], repr=False, compare=False
+    )
 
     def keeping(self, ops: Iterable[Op]) -> Fusion:
         """The same, but these are not inlined."""
@@ -39,12 +43,14 @@ class Fusion:
 
     def sources(self, op: Op) -> tuple[Var, ...]:
         """The variables `op` reads once inlined sources are expanded, each once."""
-        found: dict[str, Var] = {}
-        for src in op.srcs:
-            inner = self.inlined.get(src.name)
-            for var in (src,) if inner is None else self.sources(inner):
-                found[var.name] = var
-        return tuple(found.values())
+        if id(op) not in self._known:
+            found: dict[str, Var] = {}
+            for src in op.srcs:
+                inner = self.inlined.get(src.name)
+                for var in (src,) if inner is None else self.sources(inner):
+                    found[var.name] = var
+            self._known[id(op)] = op, tuple(found.values())
+        return self._known[id(op)][1]
 
 
 def fuse(program: Program) -> Fusion:
