@@ -629,6 +629,31 @@ def test_a_row_that_its_replay_denies_is_tried_again(store, monkeypatch, poison)
     assert again.known == len(found.found) - 1 and store.find(key) == found.useful[0].row
 
 
+def test_a_search_that_was_made_is_told_from_the_store(store, monkeypatch) -> None:
+    """Without a worker, and by a row of the store that says which points there were."""
+    monkeypatch.setattr("warploom.engine.search.tried", honest)
+    monkeypatch.setattr(_Search, "_explore", lambda self: self._try(every_order(self.space)))
+    space = Space(FILE, SMALL)
+    found = search(space, FEW, "h200", store, "quick")
+    monkeypatch.setattr(_Search, "_try", lambda *_: pytest.fail("a point is tried"))
+    again = search(Space(FILE, SMALL), FEW, "h200", store, "quick")
+    assert again.found == found.found and again.known == len(found.found)
+    assert again.keys == found.keys
+    for other in (
+        lambda: search(space, FEW, "h200", store, "normal"),
+        lambda: search(space, {**FEW, "rows": 512}, "h200", store, "quick"),
+        lambda: search(Space(FILE, {**SMALL, "causal": "false"}), FEW, "h200", store, "quick"),
+    ):
+        with pytest.raises(pytest.fail.Exception):
+            other()
+    with sqlite3.connect(store.path) as file:  # a point of it is gone
+        file.execute(
+            "delete from points where point = ?", (again.keys[str(found.found[0].point)][1],)
+        )
+    with pytest.raises(pytest.fail.Exception):
+        search(space, FEW, "h200", store, "quick")
+
+
 def test_what_was_tried_at_other_sizes_is_tried_first(store, monkeypatch) -> None:
     """The fastest of them by their replays there; what belongs to another program is not."""
     monkeypatch.setattr("warploom.engine.search.tried", honest)
