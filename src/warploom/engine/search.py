@@ -1,8 +1,9 @@
 """The search through a space of kernels: bounds first, then what compiles, replayed.
 
+    known       points that were tried at other sizes of the arrays: those whose loads come as fast
+                here are told by the model from their replays there, and of the others it ranks
+                those that are tried again
     first       the author's sizes with all rewrites, in the usual order of the loops
-    known       points that were tried at other sizes of the arrays, ranked by the model from their
-                replays there
     explored    whatever is likely to be the fastest by what was tried so far (`engine.estimate`):
                 open sizes, rewrites, orders, and of the fastest points of several forms other
                 launch plans and options that change the code
@@ -36,7 +37,7 @@ from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
 from warploom.engine.candidates import Candidates, Sizes
 from warploom.engine.explored import Explored, Found
-from warploom.engine.outcome import Outcome, tried
+from warploom.engine.outcome import Outcome, elsewhere, tried
 from warploom.engine.points import Space
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
@@ -104,8 +105,8 @@ class _Search:
         if self._told_before():
             return self.explored
         try:
-            self._try(islice(self.candidates.first(), 1))
             self._try(self._elsewhere(KNOWN[self.effort]))
+            self._try(islice(self.candidates.first(), 1))
             if not self.explored.useful:
                 self._try(islice(self.candidates.first(), 1, FIRST))
             self._explore()
@@ -158,8 +159,9 @@ class _Search:
         return None
 
     def _elsewhere(self, count: int) -> list[Point]:
-        """The points of least predicted time, by replays of them at other array sizes; what was far
-        from the best there is not asked for."""
+        """The points of least predicted time, by replays of them at other array sizes, that have to
+        be tried here; others are told at once. What was far from the best there is not asked
+        for."""
         known: list[tuple[str, Point, Row]] = []
         for settings in self.space.sizes():
             try:
@@ -173,12 +175,31 @@ class _Search:
         best: dict[str, float] = {}
         for sizes, _, row in known:
             best[sizes] = min(row.predicted or inf, best.get(sizes, inf))
-        fastest: dict[Point, float] = {}
+        here = json.dumps(dict(sorted(self.sizes.items())))
+        self._try(point for sizes, point, _ in known if sizes == here)
+        fastest: dict[Point, tuple[float, Outcome | None]] = {}
         for sizes, point, row in known:
-            if point not in fastest and (row.predicted or inf) <= NEAR * best[sizes]:
-                fastest[point] = self._guess(point, row)
-        ranked = sorted(fastest, key=lambda point: fastest[point])
-        return [point for point in ranked[:count] if fastest[point] < inf]
+            if point in self.candidates.taken:
+                continue
+            _, exact = fastest.get(point, (inf, None))
+            if exact is None and (row.predicted or inf) <= NEAR * best[sizes]:
+                fastest[point] = self._there(point, row)
+        ranked = sorted(fastest, key=lambda point: fastest[point][0])
+        for point in ranked:
+            if (outcome := fastest[point][1]) is not None:
+                self.explored.known += 1
+                self._take(point, outcome)
+        left = [point for point in ranked if fastest[point][0] < inf and not fastest[point][1]]
+        return left[:count]
+
+    def _there(self, point: Point, row: Row) -> tuple[float, Outcome | None]:
+        """Microseconds at the sizes of this search of a point that was tried at others; and its
+        outcome, where its loads come as fast there."""
+        exact = None
+        if self.evaluate is tried:
+            exact = elsewhere(self.space, point, row.told or {}, self.sizes, self.gpu)
+        predicted = (exact or {}).get("predicted")
+        return predicted if isinstance(predicted, float) else self._guess(point, row), exact
 
     def _guess(self, point: Point, row: Row) -> float:
         """Microseconds at the sizes of this search, from a replay at others; infinite where there
