@@ -297,7 +297,7 @@ def test_groups_that_are_through_leave_the_sm_to_the_others() -> None:
     each = [[blocks(tile, part) for part in range(3)] for tile in range(4)]
     assert launch.trips[0].tolist() == [max(own) for own in each] * heads
     assert launch.parts[0].T.tolist() == [sorted(own) for own in each] * heads
-    nothing = launch._tasks(replayed(0.0, Ends()))
+    nothing = launch._ends(Ends())
     for bound in (1, 1600):
         walked = Replay({"i": Prediction("i", 2400.0, bound, "", 1)}, Ends())
         found = launch._tasks(walked) - nothing
