@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from bench import kernel_bench as kb
@@ -100,11 +101,8 @@ def measured(torch: Any, kernel: Any, compiler: str, rounds: int) -> Iterator[Ev
         moved = sum(one.numel() * one.element_size() for one in given.values())
         half = torch.ones(moved // 4, dtype=torch.bfloat16, device="cuda")
         other = torch.empty_like(half)
-        calls = {
-            OURS: lambda given=given: launch(given),
-            CONTROL: lambda given=given: launch(given),
-            COPY: lambda half=half, other=other: torch.neg(half, out=other),
-        }
+        ours = partial(launch, given)
+        calls = {OURS: ours, CONTROL: ours, COPY: partial(torch.neg, half, out=other)}
         yield kb.row_of_times(
             kb.interleave(calls, rounds),
             COPY,

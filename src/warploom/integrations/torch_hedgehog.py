@@ -39,7 +39,7 @@ def hedgehog(
 
 
 def _checked(*args: Any) -> kernel.HedgehogConfig:
-    tensors = dict(zip(NAMES, args, strict=False))
+    tensors: dict[str, Any] = dict(zip(NAMES, args, strict=False))
     check_devices("hedgehog", tensors)
     q, v = tensors["q"], tensors["v"]
     if q.dim() != 4 or v.dim() != 4 or q.shape[:3] != v.shape[:3]:
@@ -70,7 +70,7 @@ def _result(_: kernel.HedgehogConfig, *args: Any) -> Any:
 
 
 def _fill(config: kernel.HedgehogConfig, out: Any, *args: Any) -> None:
-    arrays = dict(zip(NAMES, args, strict=False)) | {"o": out}
+    arrays: dict[str, Any] = dict(zip(NAMES, args, strict=False)) | {"o": out}
     policy = kernel.default_policy()
     launch(
         ("hedgehog", config),
@@ -80,10 +80,15 @@ def _fill(config: kernel.HedgehogConfig, out: Any, *args: Any) -> None:
     )
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Nothing: there is no backward pass."""
+    del ctx, inputs, output
+
+
 _operator = operator(
     "warploom::hedgehog",
     SCHEMA,
     *steps(_checked, _result, _fill),
     refuse_backward("hedgehog", "call it under torch.no_grad()"),
-    lambda ctx, inputs, output: None,
+    _keep,
 )

@@ -171,8 +171,9 @@ def reference(values: Mapping[str, NDArray[np.floating]], scale: float) -> Wide:
     """o in float64, from the arrays by name."""
     wide = {name: np.asarray(one, np.float64) for name, one in values.items() if name != "o"}
     count = wide["q"].shape[1]
-    m, n = np.arange(count)[:, None], np.arange(count)
-    near = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
+    n: NDArray[np.int_] = np.arange(count)
+    m = n[:, None]
+    near: NDArray[np.bool_] = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
     s = np.where(near, np.einsum("bmhd,bnhd->bhmn", wide["q"], wide["k"]) * scale, -np.inf)
     weights = wide["window"][:, None, None] * np.exp(s - s.max(-1, keepdims=True))
 
