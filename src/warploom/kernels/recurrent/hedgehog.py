@@ -172,9 +172,9 @@ def reference(values: Mapping[str, NDArray[np.floating]], scale: float) -> Wide:
     """o in float64, from the arrays by name."""
     wide = {name: np.asarray(one, np.float64) for name, one in values.items() if name != "o"}
     count = wide["q"].shape[1]
-    n: NDArray[Any] = np.arange(count)
-    m: NDArray[Any] = n[:, None]
-    near: NDArray[Any] = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
+    n: Any = np.arange(count)
+    m: Any = n[:, None]
+    near: Any = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
     s = np.where(near, np.einsum("bmhd,bnhd->bhmn", wide["q"], wide["k"]) * scale, -np.inf)
     weights = wide["window"][:, None, None] * np.exp(s - s.max(-1, keepdims=True))
 
