@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,10 +170,10 @@ def phi(x: Tile) -> tuple[Tile, Tile]:
 def reference(values: Mapping[str, NDArray[np.floating]], scale: float) -> Wide:
     """o in float64, from the arrays by name."""
     wide = {name: np.asarray(one, np.float64) for name, one in values.items() if name != "o"}
-    count = wide["q"].shape[1]
-    n: Any = np.arange(count)
-    m: Any = n[:, None]
-    near: Any = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
+    count = int(wide["q"].shape[1])
+    n = np.arange(count)
+    m = n[:, None]
+    near = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
     s = np.where(near, np.einsum("bmhd,bnhd->bhmn", wide["q"], wide["k"]) * scale, -np.inf)
     weights = wide["window"][:, None, None] * np.exp(s - s.max(-1, keepdims=True))
 
