@@ -41,6 +41,10 @@ COMPILED = {
 }
 
 
+# Threads of torch wait for each other by spinning, one a processor, and tests run beside tests: on
+# two processors the blocks of the examples took twice the time of one thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The collector of cycles comes less often: over decoded cubins it took a sixth of the time.
 gc.set_threshold(100_000, 50, 50)
 

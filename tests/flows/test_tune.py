@@ -270,6 +270,11 @@ def a_list(): return capture(add, [X, Y, N], grid=(4, 1, 1))
 def needs(x, y): return made()
 def fails(): return {}["nothing"]
 def leaves(): raise SystemExit(3)
+
+from warploom import kernel, tile as t
+
+@kernel(x="n", y="n")
+def tiles(x, y): t.store(y, t.span(0, 8), tile=t.load(x, t.span(0, 8)))
 """
 USER_MISTAKES = {
     "add": "is a Triton kernel, and how it is launched is not known; name a function that returns",
@@ -288,6 +293,7 @@ USER_MISTAKES = {
     "needs": "needs needs x, y; expected a function that is called without arguments",
     "fails": "fails does not run: ",
     "leaves": "leaves does not run: it leaves Python with code 3",
+    "tiles": "tiles is a tile program; what `warploom build ",
 }
 
 

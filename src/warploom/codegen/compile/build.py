@@ -147,6 +147,11 @@ class Built:
             name = data["name"]
             cubin = (folder / f"{name}.cubin").read_bytes()
             text = (folder / f"{name}.cu").read_text()
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            raise InputError(
+                f"{folder}: no {missing} in it, expected a folder that warploom build wrote"
+            ) from None
         except (OSError, json.JSONDecodeError, KeyError) as error:
             raise InputError(f"{folder}: not a built kernel ({error})") from None
         if data.get("schema") != SCHEMA or data.get("version") != VERSION:

@@ -53,24 +53,28 @@ def simt(program: Program) -> SimtSchedule:
     most = MOST_LANES if carried else SMALL
     along = max(min(most, _power(-(-cols // few))), _power(-(-cols // many)), WARP)
     along = min(_power(-(-cols // vector)), along)
-    lanes = MOST_LANES if carried else FEW_LANES
-    wanted = min(max(_power(-(-widest // few)), SMALL), along * _power(-(-widest // cols)))
-    chosen = max(WARP, min(wanted, lanes))
+    one_block = _needs_one_block(program)
+    lanes = min(along, MOST_LANES if carried or one_block else FEW_LANES)
+    wanted = min(max(_power(-(-widest // few)), SMALL), lanes * _power(-(-widest // cols)))
+    chosen = max(WARP, min(wanted, MOST_LANES))
     launch = GRID
     stored = {op.array for op in program.ops() if op.array and op.kind in STORES}
     in_place = any(op.kind == "load" and op.array in stored for op in program.ops())
     wide = _wide_loads(program, cols, 2)
     if vector > 1 and not carried and not in_place and len(wide) == 1:
         launch = replace(GRID, resident=max(1, min(MOST_RESIDENT, MOST_LANES // chosen)))
-    made = SimtSchedule("simt", chosen, min(along, chosen, lanes), vector, launch)
-    return _shared(program, made, along // made.lanes)
+    made = SimtSchedule("simt", chosen, min(chosen, lanes), vector, launch)
+    return _shared(program, made, along // made.lanes, 1 if one_block else MOST_BLOCKS)
 
 
-def _shared(program: Program, made: SimtSchedule, blocks: int) -> SimtSchedule:
+def _needs_one_block(program: Program) -> bool:
+    """Whether elements move between columns, so that the columns cannot go over a cluster."""
+    forms, layout = forms_of(program), Layout(SimtSchedule("simt", WARP, 1, 1))
+    return any(needs_one_block(op, layout, forms) for op in program.ops())
+
+
+def _shared(program: Program, made: SimtSchedule, blocks: int, most: int) -> SimtSchedule:
     """The schedule with its columns over so many blocks, or more where the ring is too large."""
-    forms = forms_of(program)
-    one_block = any(needs_one_block(op, Layout(made), forms) for op in program.ops())
-    most = 1 if one_block else MOST_BLOCKS
     if made.lanes == MOST_LANES and not any(isinstance(item, Loop) for item in program.body):
         made = replace(made, launch=LaunchPlan())
     for cluster in (1, 2, 4, 8):
