@@ -11,6 +11,7 @@ from math import prod
 
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
+from warploom.codegen.compile.build import compile_source
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
@@ -32,12 +33,12 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
     try:
         selected = space.selected(point, gpu)
         bound = bound_of(selected, sizes, gpu)
-        if bound >= best:
+        if bound > best:
             return {"pruned": True, "bound": bound}
-        built = selected.build()
+        cubin, _ = compile_source(selected.emitted(), selected.arch, selected.allow)
         assert isinstance(selected.schedule, KernelSchedule)
         launch = Launch(selected.program, selected.launch, sizes, gpu)
-        found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
+        found = replay(selected.program, selected.schedule, cubin, gpu, rates=launch.rates())
         outcome = told(launch, found, bound)
         if (predicted := launch.time(found).microseconds) < bound:
             raise CheckFailed(
@@ -61,6 +62,7 @@ def told(launch: Launch, found: Replay, bound: float) -> Outcome:
         "limits": time_.limits,
         "busy": time_.busy,
         "overhead": time_.overhead,
+        "alone": time_.alone,
     }
 
 

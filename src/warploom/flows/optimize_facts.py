@@ -157,7 +157,7 @@ class Facts:
             Loss(
                 f"loops above their bound: {replay.cycles:,.0f} cycles, bound {bound:,}",
                 replay.cycles / bound,
-                f"another order of the loop: warploom optimize {name} --compare",
+                f"another order of the loop: `warploom optimize {name} --compare`",
             ),
             Loss(
                 f"SMs without a task: {time.tasks:,} tasks for {self.launch.places} places",
@@ -231,7 +231,7 @@ class Facts:
         elif best.measured is not None or self.recorded:
             how += "; it was not measured at these sizes, this one was"
         share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
-        told = f"Of {len(self.rivals)} points the next is {after.name}. It takes {share}."
+        told = f"The next of {len(self.rivals)} kernels, {after.name}, takes {share}."
         slower = ratio > 1.0 + NOTED
         return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
 
@@ -251,11 +251,11 @@ class Facts:
             why = self.walks if isinstance(self.walks, str) else "it has no loop of matmuls"
             return f"Not predicted: {why}. At least {least:,.1f} us: {words}."
         loops = "; ".join(
-            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration, predicted, and no "
-            f"schedule takes fewer than {one.bound:,} ({one.reason})"
+            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration, predicted; no schedule "
+            f"takes fewer than {one.bound:,} ({one.reason})"
             for one in self.replay.loops.values()
         )
-        return f"By the model, {self.predicted.limits}: {loops}."
+        return f"By the model, {self.predicted.limits}. {loops[0].upper()}{loops[1:]}."
 
     def tries(self) -> list[str]:
         """What may help, for the largest losses first."""

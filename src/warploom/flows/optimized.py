@@ -221,7 +221,9 @@ def order_of(selected: Selected) -> str:
     for name, one in selected.schedule.loops.items():
         proof = one.proof
         if proof.status == WRITTEN:
-            told.append(f"loop {name}: in the order of {selected.schedule.name}, not solved for")
+            told.append(
+                f"loop {name}: in the named order {selected.schedule.name}, not a solved one"
+            )
             continue
         shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"
         told.append(

@@ -7,16 +7,18 @@
     clock   the highest at which the energy of all that leaves the power below its limit
 
 Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
-the grid, so causal masks and tails are as long as they are. What is different among the bytes that
-all SMs ask L2 for at a time follows from the order of the tasks, and so does what L2 has lost until
-it is asked for again. The limit is that of short bursts (`power.burst`); a kernel that runs alone
-for longer gets less (`power.limit`). The costs are probes of the machine
+the grid, so causal masks and tails are as long as they are: on average over the groups of a block,
+each of which leaves the SM to the others when its own rows are through. What is different among the
+bytes that all SMs ask L2 for at a time follows from the order of the tasks, and so does what L2 has
+lost until it is asked for again. The limit is that of short bursts (`power.burst`); a kernel that
+runs alone for longer gets less (`power.limit`). The costs are probes of the machine
 (bench/calibrate_schedule.py, bench/calibrate_launch.py); none was fitted to a kernel.
 """
 
 from __future__ import annotations
 
 import heapq
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.codegen.analysis.grid import cluster_axis
+from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import CheckFailed, InputError
 from warploom.machine import Machine
@@ -36,11 +39,12 @@ from warploom.perf.frame import Frame, Strip, bytes_of, loads_of
 from warploom.perf.gates import Rates
 from warploom.perf.replay import RULES, Ends, Prediction, Replay
 from warploom.schedule.model.costs import costs
-from warploom.tile import Index, Op, Program
+from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"6.{RULES}"
+MODEL = f"7.{RULES}"
+PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
 SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
@@ -60,6 +64,7 @@ class LaunchTime:
     memory              microseconds that the arrays take at DRAM's rate: a floor
     mhz                 the clock
     work                cycles of tasks on one SM, or cluster of them, on average
+    alone               microseconds without that floor
     """
 
     microseconds: float
@@ -70,6 +75,7 @@ class LaunchTime:
     memory: float
     mhz: float
     work: float = 0.0
+    alone: float = 0.0
 
     @property
     def limits(self) -> str:
@@ -167,6 +173,29 @@ class Launch:
             )
             for loop in self.program.loops()
         ]
+
+    @cached_property
+    def worked(self) -> list[Numbers]:
+        """Iterations of each loop, by task, on average over the parts of its rows: a group that is
+        through with its own (`Loop.until`) leaves the SM to the others."""
+        loops = zip(self.program.loops(), self.trips, strict=True)
+        return [self._worked(loop, trips) for loop, trips in loops]
+
+    def _worked(self, loop: Loop, trips: Numbers) -> Numbers:
+        of_parts = [] if loop.until is None else [*map(PART.fullmatch, loop.until.symbols())]
+        axes = {found.group(1) for found in of_parts if found}
+        if loop.until is None or len(axes) != 1:
+            return trips
+        (axis,) = axes
+        tiles = (op.dst.type for op in self.program.ops() if op.dst is not None)
+        rows = max(tile.size(axis) for tile in tiles if axis in tile.names)
+        each: list[Numbers] = []
+        for begin in range(0, rows, ROWS_PER_GROUP):
+            end = min(rows, begin + ROWS_PER_GROUP)
+            part = {**self.known, f"{axis}.begin": begin, f"{axis}.end": end}
+            own = _value(loop.until, part) - self._of(loop.start)
+            each.append(np.clip(np.broadcast_to(own, len(trips)), 0, trips))
+        return np.mean(each, axis=0)
 
     def _of(self, index: Index) -> Numbers | int:
         """Values of an expression, task by task."""
@@ -294,8 +323,8 @@ class Launch:
         iteration takes as long as they do; without `copied` as if they took no time."""
         tasks = np.full(len(self.order), self._ends(replay.ends))
         for at, one in self._walked(replay):
-            each = max(one.cycles, self.link[at]) if copied else one.cycles
-            tasks += np.maximum(0, self.trips[at] - one.ahead) * each
+            least = np.maximum(0, self.trips[at] - one.ahead) * (self.link[at] if copied else 0.0)
+            tasks += np.maximum(np.maximum(0, self.worked[at] - one.ahead) * one.cycles, least)
         return tasks
 
     def _walked(self, replay: Replay) -> list[tuple[int, Prediction]]:
@@ -318,8 +347,9 @@ class Launch:
         mhz = self._clock(replay, whole + around, traffic)
         memory = traffic / self.machine.value("dram.copy_bandwidth") * 1e6
         launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
+        alone = (whole + around) / mhz + launch
         return LaunchTime(
-            max((whole + around) / mhz + launch, memory),
+            max(alone, memory),
             len(tasks),
             sum(int(trips.sum()) for trips in self.trips),
             ends * len(tasks) / (float(tasks.sum()) or 1.0),
@@ -327,6 +357,7 @@ class Launch:
             memory,
             mhz,
             work / self.places,
+            alone,
         )
 
     def _ends(self, ends: Ends) -> float:
@@ -371,7 +402,7 @@ class Launch:
 
         picojoules = 0.0
         for here, loop in self._walked(replay):
-            times = int(self.trips[here].sum())
+            times = float(self.worked[here].sum())
             each = sum(count * one(name) for name, count in loop.events.items())
             for strip in () if near else self.strips:
                 far = strip.bytes * self.apart[strip.op.label] * (one("l2") - one("copy"))

@@ -36,7 +36,10 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import (
     fenced_as_met,
     from_slots_lines,
+    hand_lines,
+    moves_on,
     stage_lines,
+    take_lines,
     takes_turns,
     turn_lines,
     vectors_of,
@@ -45,12 +48,14 @@ from warploom.codegen.cuda.emit_store import CARRIED, LEADER, carried_lines, sto
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.tasks import in_grid, read_line
+from warploom.codegen.cuda.tasks import element_of, in_grid, read_line
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.ir import steps
-from warploom.codegen.ir.block import BlockProgram, Ring, Role
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role
+from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
+PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 Names = dict[str, str]
 
 
@@ -114,7 +119,7 @@ class StepCode:
 
     def _loop(self, role: Role, code: LoopCode) -> list[str]:
         loop = code.section.loop
-        lines = self.range_lines(role, loop)
+        lines = [*self.range_lines(role, loop), *self._first_reads(role, code)]
         if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         lines += [
@@ -277,12 +282,47 @@ class StepCode:
         here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
         # Numbers are read before slots are waited for, so that nobody waits for both.
         fills = {one.stage: one for one in codes if isinstance(one, steps.Fill)}
-        lines = [
-            read_line(read, True, self.cluster > 1, here.names(fill))
-            for fill in fills.values()
-            for read in loop.reads
-        ]
+        if self.plan.reads_ahead and fills and loop.reads:
+            lines = self._reads_ahead(loop, code.section, base)
+        else:
+            lines = [
+                read_line(read, True, self.cluster > 1, here.names(fill))
+                for fill in fills.values()
+                for read in loop.reads
+            ]
         return lines + [line for one in codes for line in self._written(one, here, role)]
+
+    def _reads_ahead(self, loop: Loop, section: Pipeline, base: str) -> list[str]:
+        """The numbers of an iteration, which the one before has read, and those of the next; what
+        later ones read is fetched into L2."""
+        if section.depth or self.cluster > 1:
+            raise InputError(
+                f"launch plan: reads_ahead: loop {loop.index} starts {section.depth} iterations "
+                f"ahead in a cluster of {self.cluster}; expected none, and single blocks"
+            )
+        index = loop.index
+        soon, late = (
+            {index: f"::min({base} + {ahead}, {index}_stop - 1)"} for ahead in (1, PREFETCHED)
+        )
+        taken = [f"const int {c_name(r.name)} = {r.name}_next;" for r in loop.reads]
+        following = [f"{r.name}_next = {_read(r, soon)};" for r in loop.reads]
+        far = loop.reads[0]
+        return [*taken, *following, f"prefetch_l2({element_of(far.array, far.at, late)});"]
+
+    def _first_reads(self, role: Role, code: LoopCode) -> list[str]:
+        """What a loop whose numbers are read ahead begins with."""
+        loop = code.section.loop
+        if not (role.loads and self.plan.reads_ahead and loop.reads):
+            return []
+        first = {loop.index: f"{loop.index}_start"}
+        some = f"{loop.index}_start < {loop.index}_stop"
+        names = {read.name for read in loop.reads}
+        if any(names & place.symbols() for read in loop.reads for place in read.at):
+            raise InputError(
+                f"launch plan: reads_ahead: loop {loop.index} reads a number at the place of one "
+                "that it reads; leave it out"
+            )
+        return [f"int {r.name}_next = {some} ? {_read(r, first)} : 0;" for r in loop.reads]
 
     def _written(self, code: Code, here: Here, role: Role) -> list[str]:
         if isinstance(code, Guarded):
@@ -311,7 +351,7 @@ class StepCode:
                 return self._join(step)
             case steps.Run():
                 return self._run(step, here)
-            case steps.Meet() | steps.Share():
+            case steps.Meet() | steps.Share() | steps.Take():
                 return self._together(step, here)
             case steps.TurnWait():
                 return self._turn_wait()
@@ -430,6 +470,8 @@ class StepCode:
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
         name, copied = op.dst.name, list[str]()
+        if self.fences and moves_on(self.block.placement, op):
+            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
         if name in self.block.placement.staged:
             slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
             later = fenced_as_met(self.block, name)
@@ -440,7 +482,16 @@ class StepCode:
             return self._addressed(step, here, [*lines, *copied])
         if name in self.facts.overwritten and op.kind == "fill":
             return [f"{name}_live = 0;"]
+        if name in self.facts.layout.handed:
+            copied = hand_lines(values, op.dst)
         return self._addressed(step, here, [*compute_lines(values, op, names), *copied])
+
+    def _take(self, step: steps.Take, here: Here) -> list[str]:
+        """What a group takes of what one has made for all; matmuls read staged tiles where they
+        are."""
+        assert step.op.dst is not None
+        name = step.op.dst.name
+        return [] if name in self.block.placement.staged else take_lines(here.values, step.op.dst)
 
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:
         path = self.facts.stores[op.id]
@@ -457,7 +508,9 @@ class StepCode:
         checks += ["part == 0"] if path.first_group else []
         return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
 
-    def _together(self, step: steps.Meet | steps.Share, here: Here) -> list[str]:
+    def _together(self, step: steps.Meet | steps.Share | steps.Take, here: Here) -> list[str]:
+        if isinstance(step, steps.Take):
+            return self._take(step, here)
         if isinstance(step, steps.Meet):
             meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
             fenced = self.fences and fenced_as_met(self.block, step.tile)
@@ -486,6 +539,10 @@ def raw_cursor(block: BlockProgram, ring: Ring) -> str:
     turned = next(one for one in block.rings if block.is_turned(one))
     alike = sum(map(block.is_turned, block.rings)) == 1 and turned.depth == ring.depth
     return f"{turned.name if alike else ring.name}_cursor"
+
+
+def _read(read: Read, names: Names) -> str:
+    return f"__ldg({element_of(read.array, read.at, names)})"
 
 
 def _short(where: str) -> str:

@@ -220,8 +220,8 @@ class _Reader:
             return steps.Issue(self._op(line, what), stage, int(turn) if turn else None)
         if kind == "Fill" and ring:
             return steps.Fill(self._op(line, what), ring, stage)
-        if kind == "Run":
-            return steps.Run(self._op(line, what), stage)
+        if kind in ("Run", "Take"):
+            return (steps.Run if kind == "Run" else steps.Take)(self._op(line, what), stage)
         if kind in ON_RING:
             return ON_RING[kind](what, stage)
         if kind == "Meet":
@@ -229,7 +229,7 @@ class _Reader:
         raise _wrong(line, f"no step is called {kind}")
 
     def _meet(self, line: Line, tile: str, stage: int) -> steps.Meet:
-        if tile not in self.placement.common:
+        if tile not in self.placement.common | self.placement.handed:
             raise _wrong(line, f"groups write no part of {tile} into shared memory")
         return steps.Meet(tile, stage)
 

@@ -135,7 +135,7 @@ class Simulator(Steps):
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
-            takers = TURNING if self.block.is_raw(ring) else WARPS * self.placement.parts
+            takers = TURNING if self.block.is_raw(ring) else WARPS * self.block.takers(ring)
             arrivals = takers * (self.cluster if crossing else 1)
             fillers = TURNING if self.block.is_turned(ring) else 1
             result[ring.name] = SharedRing(

@@ -13,6 +13,7 @@ import numpy as np
 from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import inside
 from warploom.codegen.analysis.multicast import is_multicast
+from warploom.codegen.analysis.shared_layout import HANDED_SLOTS
 from warploom.codegen.ir import steps
 from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.codegen.ir.place import Placement, contracted
@@ -78,8 +79,9 @@ class Steps:
                 return self._join(agent, step)
             case steps.Run():
                 return self._run(agent, step, symbols)
-            case steps.Meet():
-                return self._meet(agent)
+            case steps.Meet() | steps.Take():
+                taken = isinstance(step, steps.Take)
+                return self._take(agent, step.op) if taken else self._meet(agent)
             case steps.Share():  # a group is one agent, which has the whole vector
                 return True
             case steps.TurnWait():
@@ -193,7 +195,7 @@ class Steps:
             raise CheckFailed(f"{agent.name} releases {ring.name}[{slot}], which it has not taken")
         own = self.rings[agent.block][ring.name]
         times = TURNING if agent.role.transposes else WARPS
-        takers = 1 if agent.role.transposes else self.placement.parts
+        takers = 1 if agent.role.transposes else self.block.takers(ring)
         crossing = own.empty[slot].count > times * takers
         for target in range(self.cluster) if crossing else (agent.block,):
             self.rings[target][ring.name].empty[slot].arrive(times)
@@ -267,11 +269,12 @@ class Steps:
         return True
 
     def _rows(self, op: Op, number: int, value: Value, part: int) -> Value:
-        """Of a first operand the rows of a group's part of the result, of others all."""
+        """The rows of the first operand, or columns of the second, of a group's part of the
+        result."""
         assert op.dst is not None
-        if number or not self.placement.is_split(op.dst.type):
+        if number > 1 or op.dst.type.names[number] not in self.placement.splits:
             return value
-        axis = 1 - op.srcs[0].type.names.index(contracted(op))
+        axis = 1 - op.srcs[number].type.names.index(contracted(op))
         return np.split(value, self.placement.parts, axis=axis)[part]
 
     def _in_room(self, op: Op, number: int) -> bool:
@@ -290,11 +293,12 @@ class Steps:
         return not agent.waiting
 
     def _room(self, agent: Agent, name: str) -> Room:
-        """The slot that the agent wrote its part of last."""
-        parts, turn = (
-            self.placement.parts,
-            agent.staged.get(name, 0) % self.block.launch.staged_slots,
-        )
+        """The slot that the agent wrote its part of last, or took what one has written for all."""
+        handed = name in self.placement.handed
+        parts = 1 if handed else self.placement.parts
+        vector = handed and name not in self.placement.common
+        slots = HANDED_SLOTS if vector else self.block.launch.staged_slots
+        turn = agent.staged.get(name, 0) % slots
         return self.rooms[agent.block].setdefault((name, turn), Room([None] * parts, [0] * parts))
 
     def _enter(self, agent: Agent, op: Op, name: str) -> Room:
@@ -311,6 +315,8 @@ class Steps:
     def _leave(self, room: Room, src: Var) -> Value:
         room.readers -= 1
         parts = [part for part in room.parts if part is not None]
+        if src.name in self.placement.handed:
+            return parts[0]
         (axis,) = [n for n, a in enumerate(src.type.names) if a in self.placement.splits]
         return np.concatenate(parts, axis=axis)
 
@@ -320,8 +326,29 @@ class Steps:
         room = self._room(agent, name)
         if room.readers:
             raise CheckFailed(f"race: {agent.name} {op.label} writes {name} under a matmul")
-        room.parts[agent.role.part] = agent.state[name].copy()
-        room.written[agent.role.part] = agent.meetings
+        if late := [part for part, when in room.taken.items() if when >= agent.meetings]:
+            raise CheckFailed(
+                f"race: {agent.name} {op.label} writes {name}, which group {late[0]} may still take"
+            )
+        place = 0 if name in self.placement.handed else agent.role.part
+        room.parts[place] = agent.state[name].copy()
+        room.written[place] = agent.meetings
+
+    def _take(self, agent: Agent, op: Op) -> bool:
+        """A group takes what the first one has made for all, after they have met."""
+        assert op.dst is not None
+        name = op.dst.name
+        self._touch(agent, op, name, write=True)
+        agent.staged[name] = agent.staged.get(name, 0) + 1
+        room = self._room(agent, name)
+        value = room.parts[0]
+        if value is None or room.written[0] >= agent.meetings:
+            raise CheckFailed(
+                f"race: {agent.name} takes {name} of {op.label} before the groups have met"
+            )
+        agent.state[name] = value.copy()
+        room.taken[agent.role.part] = agent.meetings
+        return True
 
     def _join(self, agent: Agent, step: steps.Join) -> bool:
         while len(agent.flying) > step.count:
@@ -364,7 +391,7 @@ class Steps:
         else:
             sources = [self._value(agent, src, symbols) for src in op.srcs]
             agent.state[op.dst.name] = compute(local, sources, symbols)
-        if op.dst.name in self.placement.common:
+        if op.dst.name in self.placement.common | self.placement.handed:
             self._stage(agent, op, op.dst.name)
         return True
 

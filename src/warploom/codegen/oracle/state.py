@@ -35,11 +35,13 @@ class SharedRing:
 @dataclass
 class Room:
     """An operand in shared memory that every group writes a part of: the parts, how often their
-    writers had met before, and the matmuls under way that read it."""
+    writers had met before, the matmuls under way that read it, and how often a group that took what
+    one has written for all had met before it did."""
 
     parts: list[Value | None]
     written: list[int]
     readers: int = 0
+    taken: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass
