@@ -296,19 +296,24 @@ def test_groups_that_are_through_leave_the_sm_to_the_others() -> None:
 
     each = [[blocks(tile, part) for part in range(3)] for tile in range(4)]
     assert launch.trips[0].tolist() == [max(own) for own in each] * heads
-    assert launch.worked[0].tolist() == pytest.approx([sum(own) / 3 for own in each] * heads)
-    walked = replayed(2500.0, Ends())
-    alone = launch._tasks(walked) - launch._tasks(replayed(0.0, Ends()))
-    assert alone.max() <= 2500.0 * max(sum(own) / 3 for own in each)
+    assert launch.parts[0].T.tolist() == [sorted(own) for own in each] * heads
+    nothing = launch._ends(Ends())
+    for bound in (1, 1600):
+        walked = Replay({"i": Prediction("i", 2400.0, bound, "", 1)}, Ends())
+        found = launch._tasks(walked) - nothing
+        # Of three groups one leaves after another: two of them share the SM, then one has it alone.
+        paces = [max(2400.0 * active / 3, bound) for active in (3, 2, 1)]
+        least = [np.diff(sorted(own), prepend=0) @ paces for own in each] * heads
+        assert found.tolist() == pytest.approx(least)
 
 
-def test_results_from_registers_leave_beside_the_tail() -> None:
-    """Those in panels leave behind it; both are 64 KiB of 128 x 256 elements."""
+def test_results_leave_behind_the_code_that_packs_them() -> None:
+    """Those of registers and of panels, 64 KiB of 128 x 256 elements."""
     sizes, leave = {"m": 4096, "n": 4096, "k": 4096}, 64 * 50.9
-    for tail, direct in ((900.0, leave), (5000.0, 5000.0)):
+    for tail in (900.0, 5000.0):
         ends = Ends(tail=tail, head=400.0)
-        assert gemm(sizes)._ends(ends) == pytest.approx(tail + 400.0 + leave)
-        assert gemm(sizes, store="direct")._ends(ends) == pytest.approx(direct + 400.0)
+        for store in ("tma", "direct"):
+            assert gemm(sizes, store=store)._ends(ends) == pytest.approx(tail + 400.0 + leave)
 
 
 def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
@@ -629,6 +634,31 @@ def test_a_row_that_its_replay_denies_is_tried_again(store, monkeypatch, poison)
     assert again.known == len(found.found) - 1 and store.find(key) == found.useful[0].row
 
 
+def test_a_search_that_was_made_is_told_from_the_store(store, monkeypatch) -> None:
+    """Without a worker, and by a row of the store that says which points there were."""
+    monkeypatch.setattr("warploom.engine.search.tried", honest)
+    monkeypatch.setattr(_Search, "_explore", lambda self: self._try(every_order(self.space)))
+    space = Space(FILE, SMALL)
+    found = search(space, FEW, "h200", store, "quick")
+    monkeypatch.setattr(_Search, "_try", lambda *_: pytest.fail("a point is tried"))
+    again = search(Space(FILE, SMALL), FEW, "h200", store, "quick")
+    assert again.found == found.found and again.known == len(found.found)
+    assert again.keys == found.keys
+    for other in (
+        lambda: search(space, FEW, "h200", store, "normal"),
+        lambda: search(space, {**FEW, "rows": 512}, "h200", store, "quick"),
+        lambda: search(Space(FILE, {**SMALL, "causal": "false"}), FEW, "h200", store, "quick"),
+    ):
+        with pytest.raises(pytest.fail.Exception):
+            other()
+    with sqlite3.connect(store.path) as file:  # a point of it is gone
+        file.execute(
+            "delete from points where point = ?", (again.keys[str(found.found[0].point)][1],)
+        )
+    with pytest.raises(pytest.fail.Exception):
+        search(space, FEW, "h200", store, "quick")
+
+
 def test_what_was_tried_at_other_sizes_is_tried_first(store, monkeypatch) -> None:
     """The fastest of them by their replays there; what belongs to another program is not."""
     monkeypatch.setattr("warploom.engine.search.tried", honest)
@@ -642,6 +672,30 @@ def test_what_was_tried_at_other_sizes_is_tried_first(store, monkeypatch) -> Non
     assert first == [one.point for one in ranked[:3]] and first
     other = _Search(Space(FILE, {**SMALL, "causal": "false"}), sizes, "h200", store, "quick", print)
     assert not other._elsewhere(3)
+
+
+def test_what_is_as_fast_elsewhere_is_not_compiled_again(store, monkeypatch) -> None:
+    """Where its loads come as fast as there; where they do not it is tried."""
+    monkeypatch.setattr("warploom.engine.search.tried", honest)
+    monkeypatch.setattr(_Search, "_explore", lambda self: self._try(every_order(self.space)))
+    space = Space(FILE, SMALL)
+    found = search(space, FEW, "h200", store, "quick")
+    near = [one.point for one in found.useful if one.microseconds <= NEAR * found.best]
+    made = _Search(space, {**FEW, "rows": 512, "keys": 512}, "h200", store, "quick", print)
+    made.evaluate = honest
+    rates = Launch.rates
+    monkeypatch.setattr(Launch, "rates", lambda self: dict.fromkeys(rates(self), 9.8))
+    with sqlite3.connect(store.path) as file:
+        file.execute("update points set told = json_set(told, '$.rates', json(?))", (
+            json.dumps(dict.fromkeys(found.useful[0].row.told["rates"], 9.8)),))  # fmt: skip
+    assert not made._elsewhere(8) and {one.point for one in made.explored.found} == {*near}
+    for one in made.explored.found:
+        right = honest(space, one.point, made.sizes, "h200", 0.0)
+        assert one.microseconds == right["predicted"] and one.row.told["alone"] == right["alone"]
+    monkeypatch.setattr(Launch, "rates", lambda self: dict.fromkeys(rates(self), 20.0))
+    other = _Search(space, {**FEW, "rows": 768, "keys": 768}, "h200", store, "quick", print)
+    other.evaluate = honest
+    assert other._elsewhere(8) and not other.explored.found
 
 
 def test_a_model_that_is_below_the_bound_of_a_point_is_not_believed(space, monkeypatch) -> None:

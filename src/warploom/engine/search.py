@@ -1,8 +1,9 @@
 """The search through a space of kernels: bounds first, then what compiles, replayed.
 
+    known       points that were tried at other sizes of the arrays: those whose loads come as fast
+                here are told by the model from their replays there, and of the others it ranks
+                those that are tried again
     first       the author's sizes with all rewrites, in the usual order of the loops
-    known       points that were tried at other sizes of the arrays, ranked by the model from their
-                replays there
     explored    whatever is likely to be the fastest by what was tried so far (`engine.estimate`):
                 open sizes, rewrites, orders, and of the fastest points of several forms other
                 launch plans and options that change the code
@@ -36,7 +37,7 @@ from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
 from warploom.engine.candidates import Candidates, Sizes
 from warploom.engine.explored import Explored, Found
-from warploom.engine.outcome import Outcome, tried
+from warploom.engine.outcome import Outcome, elsewhere, tried
 from warploom.engine.points import Space
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
@@ -47,7 +48,7 @@ SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, b
 KNOWN = {"quick": 2, "normal": 8, "thorough": 16}  # points of other array sizes that are tried
 SOLVED_OF = {"quick": 0, "normal": 1, "thorough": 2}  # forms that get the solver's order
 FIRST = 8  # sizes that are tried where the author's are of no use
-LOOK = 0.1  # of the seconds, for the bounds of open sizes
+LOOK, SOLVING = 0.1, 0.15  # of the seconds: for the bounds of open sizes, and for the solver
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 NEAR = 1.25  # times the best at other sizes
 ROUNDING = 1e-6  # of a prediction that is made again
@@ -87,7 +88,9 @@ class _Search:
     ) -> None:
         self.space, self.sizes, self.gpu, self.store = space, dict(sizes), gpu, store
         self.effort, self.say = effort, say
+        solving = SOLVING if SOLVED_OF[effort] else 0.0
         self.end = time.monotonic() + SECONDS[effort]
+        self.explored_until = self.end - solving * SECONDS[effort]
         self.explored = Explored()
         self.candidates = Candidates(space, self.sizes, gpu)
         self.told = float("inf")
@@ -98,23 +101,41 @@ class _Search:
         self.programs: dict[Sizes, str] = {}
 
     def run(self) -> Explored:
-        """All stages."""
+        """What an earlier search with as much effort found here, or else all stages."""
+        if self._told_before():
+            return self.explored
         try:
-            self._try(islice(self.candidates.first(), 1))
             self._try(self._elsewhere(KNOWN[self.effort]))
+            self._try(islice(self.candidates.first(), 1))
             if not self.explored.useful:
                 self._try(islice(self.candidates.first(), 1, FIRST))
             self._explore()
             self._try(self._solved(SOLVED_OF[self.effort]))
         finally:
             self._close()
+        points = [one.point.to_json() for one in self.explored.found]
+        if self.evaluate is tried:
+            self.store.put(self._search_key(), Row(told={"points": points}))
         return self.explored
+
+    def _told_before(self) -> bool:
+        """Whether the store has what a search with this effort found, point by point."""
+        row = self.store.find(self._search_key())
+        points = (row.told or {}).get("points", ()) if row else ()
+        for point in map(Point.from_json, points):
+            row = self.store.find(self._key(point))
+            if row is None or not self._holds(point, row):
+                self.explored = Explored()
+                return False
+            self.explored.known += 1
+            self._keep(Found(point, row))
+        return bool(points)
 
     def _explore(self) -> None:
         """What is likely to be the fastest, one after the other."""
         self._look_at_sizes()
         self._in_workers(self._next)
-        if time.monotonic() >= self.end:
+        if time.monotonic() >= self.explored_until:
             self.explored.late += self.candidates.left(self.explored.goal)
 
     def _look_at_sizes(self) -> None:
@@ -131,15 +152,16 @@ class _Search:
 
     def _next(self) -> Point | None:
         """The next point that no row of the store tells of."""
-        while time.monotonic() < self.end:
+        while time.monotonic() < self.explored_until:
             point = self.candidates.next(self.explored.goal)
             if point is None or not self._is_known(point):
                 return point
         return None
 
     def _elsewhere(self, count: int) -> list[Point]:
-        """The points of least predicted time, by replays of them at other array sizes; what was far
-        from the best there is not asked for."""
+        """The points of least predicted time, by replays of them at other array sizes, that have to
+        be tried here; others are told at once. What was far from the best there is not asked
+        for."""
         known: list[tuple[str, Point, Row]] = []
         for settings in self.space.sizes():
             try:
@@ -153,12 +175,31 @@ class _Search:
         best: dict[str, float] = {}
         for sizes, _, row in known:
             best[sizes] = min(row.predicted or inf, best.get(sizes, inf))
-        fastest: dict[Point, float] = {}
+        here = json.dumps(dict(sorted(self.sizes.items())))
+        self._try(point for sizes, point, _ in known if sizes == here)
+        fastest: dict[Point, tuple[float, Outcome | None]] = {}
         for sizes, point, row in known:
-            if point not in fastest and (row.predicted or inf) <= NEAR * best[sizes]:
-                fastest[point] = self._guess(point, row)
-        ranked = sorted(fastest, key=lambda point: fastest[point])
-        return [point for point in ranked[:count] if fastest[point] < inf]
+            if point in self.candidates.taken:
+                continue
+            _, exact = fastest.get(point, (inf, None))
+            if exact is None and (row.predicted or inf) <= NEAR * best[sizes]:
+                fastest[point] = self._there(point, row)
+        ranked = sorted(fastest, key=lambda point: fastest[point][0])
+        for point in ranked:
+            if (outcome := fastest[point][1]) is not None:
+                self.explored.known += 1
+                self._take(point, outcome)
+        left = [point for point in ranked if fastest[point][0] < inf and not fastest[point][1]]
+        return left[:count]
+
+    def _there(self, point: Point, row: Row) -> tuple[float, Outcome | None]:
+        """Microseconds at the sizes of this search of a point that was tried at others; and its
+        outcome, where its loads come as fast there."""
+        exact = None
+        if self.evaluate is tried:
+            exact = elsewhere(self.space, point, row.told or {}, self.sizes, self.gpu)
+        predicted = (exact or {}).get("predicted")
+        return predicted if isinstance(predicted, float) else self._guess(point, row), exact
 
     def _guess(self, point: Point, row: Row) -> float:
         """Microseconds at the sizes of this search, from a replay at others; infinite where there
@@ -266,9 +307,8 @@ class _Search:
 
     def _note(self, point: Point, row: Row) -> None:
         found = Found(point, row)
-        self.explored.found.append(found)
+        self._keep(found)
         self.candidates.note(found, self.explored)
-        self.explored.keys[str(point)] = self._key(point)
         if row.predicted is not None and row.predicted < self.told:
             self.told = row.predicted
             left = max(0.0, self.end - time.monotonic())
@@ -276,6 +316,21 @@ class _Search:
                 f"{len(self.explored.found)} points, best {row.predicted:.1f} us predicted: "
                 f"{point} (at most {left:.0f} s left)"
             )
+
+    def _keep(self, found: Found) -> None:
+        self.explored.found.append(found)
+        self.explored.keys[str(found.point)] = self._key(found.point)
+
+    def _search_key(self) -> tuple[str, ...]:
+        """What a search depends on, beside its points; no program has such a key."""
+        text = f"{self.space.free} {self.space.textbook(next(iter(self.space.sizes())))}"
+        sizes = json.dumps(dict(sorted(self.sizes.items())))
+        effort = f"{self.effort}, {SECONDS[self.effort]:g} s, solver {self.space.seconds:g} s"
+        return f"search {program_key(text)}", effort, sizes, self._machine, self.compiler
+
+    @property
+    def _machine(self) -> str:
+        return f"{self.gpu}, model {MODEL}"
 
     def _key(self, point: Point) -> tuple[str, ...]:
         """What the outcome of a point depends on."""
@@ -290,7 +345,7 @@ class _Search:
         """(program, GPU and model, compiler) of rows at a choice of open sizes."""
         if settings not in self.programs:
             self.programs[settings] = program_key(str(self.space.textbook(settings)))
-        return self.programs[settings], f"{self.gpu}, model {MODEL}", self.compiler
+        return self.programs[settings], self._machine, self.compiler
 
 
 def compiler() -> str:
