@@ -207,7 +207,8 @@ class DecodeConfig:
         found |= {} if self.value_dim else {"v": array(self.dtype, keys)}
         found["lengths"] = array(INT32, "batch")
         if self.page:
-            found["table"] = array(INT32, "batch columns")
+            # Of mixed batches the sequence behind the last one has no keys, and so no pages.
+            found["table"] = array(INT32, f"{'sequences' if self.mixed else 'batch'} columns")
         if self.mixed:
             found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
