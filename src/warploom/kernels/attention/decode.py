@@ -424,7 +424,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
         dependent=True,
         task_rings={"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
-        reads_ahead=config.page is not None,
+        reads_ahead=config.page is not None and not config.narrow,
         l2_promotion=128,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
@@ -477,8 +477,9 @@ def planned(
         return rounds * (TASK_US + -(-blocks // parts) * block) + joined
 
     chosen = splits or min(range(1, min(MOST_SPLITS, blocks) + 1), key=cost)
-    if not splits and not config.value_dim and 2 * tasks > sms:
-        # Enough tasks for all SMs: of long caches parts, for lengths that differ.
+    if not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
+        # Enough tasks for all SMs: of long caches parts, for lengths that differ. With 8 bits the
+        # warps that turn values have no registers left for it.
         chosen = max(chosen, min(MOST_SPLITS, keys // LONG))
         config = replace(config, ragged=chosen > 1)
     return Plan(replace(config, split=chosen > 1 or queries > 1), chosen)
