@@ -92,7 +92,8 @@ def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
     """Ours in one call and in two, and torch's."""
     mixed = RUNS["warploom::attention_mixed"]
     cached = importlib.import_module("warploom.integrations.torch_decode").attention_with_kvcache
-    few, counts, chunk = case.sizes[0], case.counts, case.sizes[2]
+    few, _, chunk, _, heads, kv_heads = case.sizes
+    counts = case.counts
     q, k, v, table, lengths = (one[name] for name in ("q", "k", "v", "table", "lengths"))
 
     def together() -> Any:
@@ -109,7 +110,8 @@ def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
         varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
         packed = q, one["packed k"], one["packed v"]
         most = max(counts), max(case.lengths)
-        return varlen(*packed, one["bounds"], one["key bounds"], *most, window_size=(-1, 0))
+        bounds = one["bounds"], one["key bounds"]
+        return varlen(*packed, *bounds, *most, window_size=(-1, 0), enable_gqa=heads > kv_heads)
 
     return {"warploom": together, "two calls": apart, "torch varlen": torchs}
 
