@@ -46,14 +46,17 @@ BETWEEN = tuple(solved.SQUARES)  # what one kernel leaves for another
 @dataclass(frozen=True)
 class Case:
     """A configuration, the heads that share q and k, ThunderKittens' milliseconds by rows, what is
-    timed: (batch, heads, rows)."""
+    timed: (batch, heads, rows), and milliseconds that FlashInfer publishes, by that."""
 
     config: RecurrentConfig
     groups: int = HEADS
     kittens: tuple[tuple[int, float], ...] = ()
     sizes: tuple[tuple[int, int, int], ...] = ((BATCH, HEADS, 1024), (BATCH, HEADS, 4096))
+    flashinfer: tuple[tuple[tuple[int, int, int], float], ...] = ()
 
 
+# Of its gated delta rule on H200, as its repository has them; not run here.
+FLASHINFER = (((1, 64, 8192), 0.392), ((4, 64, 2048), 0.22), ((4, 64, 8192), 0.827))
 WIDE = RecurrentConfig("head", key_dim=128, value_dim=128)
 CASES = {
     "mamba-2": Case(RecurrentConfig("step", shared=True), 1, ((1024, 0.0445), (4096, 0.152))),
@@ -76,7 +79,8 @@ CASES = {
     "delta rule d64": Case(RecurrentConfig("none", delta=True)),
     "gated delta rule d128": Case(
         replace(WIDE, decay="token", delta=True),
-        sizes=((BATCH, HEADS, 1024), (BATCH, HEADS, 4096), (1, 64, 8192), (4, 64, 2048)),
+        sizes=((BATCH, HEADS, 1024), (BATCH, HEADS, 4096), *(size for size, _ in FLASHINFER)),
+        flashinfer=FLASHINFER,
     ),
 }
 
@@ -285,6 +289,7 @@ def measured(
         samples = timed(torch, case, kernel, (batch, heads, rows), args)
         best = FLA if FLA in samples else COPY
         kittens = dict(case.kittens).get(rows)
+        published = dict(case.flashinfer).get((batch, heads, rows))
         yield kb.row_of_times(
             samples,
             best,
@@ -292,6 +297,7 @@ def measured(
                 "numerics": "pass" if all(x < WRONG for x in wrong.values()) else "fail",
                 **wrong,
                 **({} if kittens is None else {"ThunderKittens ms, earlier run": kittens}),
+                **({} if published is None else {"FlashInfer ms, published": published}),
             },
             claim="linear-attention",
             kernel=name,

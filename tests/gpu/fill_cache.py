@@ -40,6 +40,7 @@ class Recorder:
         """Before the tests are imported: most ask at once whether there is a GPU."""
         self.pretence.enter_context(triton_pretend.pretending(90))
         torch_direct._listened_to = lambda _: False
+        torch_direct.DEVICES.add("meta")  # what tensors are on in a backward, where no mode is
         torch._C._cuda_getCurrentRawStream = lambda _: 0
         for name, value in (
             ("__bool__", True),

@@ -15,16 +15,26 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import DType
 from warploom.tile.index import Index
 
 
+class Derived:
+    """A dataclass that keeps what follows from its fields: its copies and pickles have the fields
+    alone."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        own: Any = self
+        return {one.name: getattr(self, one.name) for one in fields(own)}
+
+
 @dataclass(frozen=True)
-class TileType:
+class TileType(Derived):
     """The type of a tile: element type and named axes with static sizes, outermost first."""
 
     dtype: DType
@@ -208,7 +218,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Derived):
     """A tile program: what every point of `grid` does, in one sequential order."""
 
     name: str

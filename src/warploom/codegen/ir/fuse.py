@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from warploom.errors import InputError
 from warploom.tile import BOOL, Loop, Op, Program, Var
 from warploom.tile.dtypes import FP8, INT8
+from warploom.tile.ir import Derived
 from warploom.tile.ops import NIBBLES, OPS
 
 ELEMENTWISE = ("unary", "binary", "compare", "select")
@@ -25,15 +27,16 @@ MOST_USES = 3  # the C++ compiler finds the common subexpressions again
 
 
 @dataclass(frozen=True)
-class Fusion:
+class Fusion(Derived):
     """The ops that are inlined, by the variable each defines, and the ops that remain."""
 
     inlined: dict[str, Op]
     kept: frozenset[int]
-    # By identity, as for `localiser`.
-    _known: dict[int, tuple[Op, tuple[Var, ...]]] = field(
-        default_factory=dict[int, tuple[Op, tuple[Var, ...]]], repr=False, compare=False
-    )
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Op, tuple[Var, ...]]]:
+        """What ops read, by their identity, as for `localiser`."""
+        return {}
 
     def keeping(self, ops: Iterable[Op]) -> Fusion:
         """The same, but these are not inlined."""
