@@ -49,6 +49,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(100_000, 50, 50)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The pages come first, whose tests are the longest: at the end one process would wait for the
+    other's."""
+    items.sort(key=lambda item: item.path.name != "test_documents.py")
+
+
 def pytest_collection_finish() -> None:
     """Let the collector of cycles leave alone what was imported."""
     gc.collect()
