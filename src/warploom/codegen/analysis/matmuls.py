@@ -15,7 +15,7 @@ def instruction_columns(placement: Placement, op: Op) -> list[tuple[int, int]]:
     Raises `InputError` for a number of columns that no two instructions have.
     """
     assert op.dst is not None
-    n = op.dst.type.shape[1]
+    n = placement.local(op.dst.type).shape[1]
     if n % 8 or not 8 <= n <= 2 * MOST_COLUMNS:
         raise InputError(
             f"{op.where}: matmul with {n} columns: wgmma takes 8 to {MOST_COLUMNS} in steps of 8, "

@@ -50,13 +50,13 @@ class RegisterTiles:
         return rows // ROWS_PER_GROUP
 
     def columns(self, kind: TileType) -> int:
-        """Columns of a tile in the layout of its registers."""
-        return self.placement.oriented(kind).shape[1]
+        """Columns of a tile that this group holds, in the layout of its registers."""
+        return self.placement.oriented(self.placement.local(kind)).shape[1]
 
     def extents(self, kind: TileType) -> tuple[int, ...]:
         """The array extents of a register tile, in registers of one thread."""
         form = self.form(kind)
-        columns = self.placement.oriented(kind).shape[-1:]
+        columns = self.placement.oriented(self.placement.local(kind)).shape[-1:]
         if form in ("tile", "col") and columns[0] % COLUMN_GROUP:
             raise InputError(
                 f"tile {kind}: {columns[0]} columns beside matmuls, expected a multiple of "

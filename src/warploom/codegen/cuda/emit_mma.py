@@ -9,8 +9,8 @@ from warploom.codegen.cuda.prelude import wgmma
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import Operand
-from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
-from warploom.tile import Op
+from warploom.codegen.ir.place import ROWS_PER_GROUP
+from warploom.tile import Op, TileType
 from warploom.tile.ops import TAKEN_OFF
 
 
@@ -54,6 +54,7 @@ def issue_lines(
                 accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
             for (first, columns), name in zip(pieces, calls, strict=True):
                 b = _slot_descriptor(block, b_var.name, right, right.offset(step, first))
+                b = _from_own(block, b, op.dst.type, 1, right)
                 sums = f"{into}[{t}]"
                 if len(pieces) > 1:
                     sums = f"some<{columns // 2}>({sums} + {first // 2})"
@@ -77,11 +78,14 @@ def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: i
 
 def _descriptor(block: BlockProgram, op: Op, name: str, operand: Operand, step: int, t: int) -> str:
     # Operand A: this group's part of the rows, then block t of it.
-    placement = block.placement
-    kind = op.srcs[0].type
-    axis = next(n for n in kind.names if n != contracted(op))
+    assert op.dst is not None
     text = _slot_descriptor(block, name, operand, operand.offset(step, t * ROWS_PER_GROUP))
-    if op.dst is not None and placement.is_split(op.dst.type):
-        rows = kind.size(axis) // placement.parts
-        text = f"{text[:-1]} + part * {operand.offset(0, rows)})"
-    return text
+    return _from_own(block, text, op.dst.type, 0, operand)
+
+
+def _from_own(block: BlockProgram, text: str, kind: TileType, axis: int, operand: Operand) -> str:
+    """The descriptor of an operand from the group's part of an axis of the result on."""
+    own = block.placement.local(kind).shape[axis]
+    if own == kind.shape[axis]:
+        return text
+    return f"{text[:-1]} + part * {operand.offset(0, own)})"

@@ -59,7 +59,7 @@ class Placement:
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
     splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
-                axis of a staged tile
+                axis of a staged tile, or their columns where a group would have less than 64 rows
     common      the staged tiles of which every group leaves its part in one region
     spread      vectors along columns that loops load for elementwise ops: each thread loads some
                 elements, and all of the group read them from its shared memory; those that the
@@ -180,7 +180,7 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     _check_readers(program, shared, fusion)
     _check_reads(program, shared)
     rows, cols = _axes(program, shared, fusion)
-    splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
+    splits = _splits(program, split, staged, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
     spread = _vectors(program, cols) - set(fusion.inlined)
@@ -201,7 +201,9 @@ def _typed(op: Op) -> TileType:
     return op.dst.type
 
 
-def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> frozenset[str]:
+def _splits(
+    program: Program, split: str, staged: Mapping[str, SharedTile], parts: int
+) -> frozenset[str]:
     """The axes that are cut over the groups (`Placement.splits`)."""
     found, before = {split} - {""}, set[str]()
     while found != before:
@@ -209,7 +211,8 @@ def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> f
         for op in program.ops():
             reads = op.kind == "mma" and any(var.name in staged for var in op.srcs[:2])
             if reads and op.dst is not None and contracted(op) in found:
-                found.add(op.dst.type.names[0])
+                (rows, count), (columns, _) = op.dst.type.axes
+                found.add(columns if count % (parts * ROWS_PER_GROUP) else rows)
     return frozenset(found)
 
 
@@ -376,12 +379,13 @@ def _check_split(placement: Placement) -> None:
                     f"{op.where}: {op.kind} along {axis!r}, which the schedule splits over {parts} "
                     f"groups: register tiles do not move between them; give {axis!r} one group"
                 )
+            # A second operand's part begins where a panel of its swizzled columns does.
             if axis in kind.names and kind.size(axis) % (parts * ROWS_PER_GROUP):
                 raise InputError(
                     f"{op.where}: axis {axis!r} of {op.dst.name} is {kind.size(axis)} long; over "
                     f"{parts} groups it must be a multiple of {parts * ROWS_PER_GROUP}"
                 )
-        if op.kind == "mma" and op.dst.type.names[0] not in placement.splits:
+        if op.kind == "mma" and not placement.is_split(op.dst.type):
             _check_whole(placement, op)
 
 

@@ -342,7 +342,7 @@ class Steps:
         for number, src in enumerate(op.srcs):
             if self._in_room(op, number):
                 whole = self._leave(matmul.rooms[src.name], src)
-                sources.append(self._rows(op, number, whole, agent.role.part))
+                sources.append(self._part(op, number, whole, agent.role.part))
                 continue
             if not self.placement.is_shared(src):
                 sources.append(agent.state[src.name])
@@ -352,17 +352,19 @@ class Steps:
             if slot.landing or slot.version != version or value is None:
                 raise CheckFailed(f"race: {op.label} of {agent.name} reads an overwritten slot")
             slot.readers -= 1
-            sources.append(self._rows(op, number, value, agent.role.part))
+            sources.append(self._part(op, number, value, agent.role.part))
         local = self.local(op, agent.role.part)
         agent.state[op.dst.name] = compute(local, sources, matmul.symbols)
         return True
 
-    def _rows(self, op: Op, number: int, value: Value, part: int) -> Value:
-        """Of a first operand the rows of a group's part of the result, of others all."""
+    def _part(self, op: Op, number: int, value: Value, part: int) -> Value:
+        """Of an operand what a group's part of the result needs: some of its rows, of a second one
+        some of its columns, or all."""
         assert op.dst is not None
-        if number or not self.placement.is_split(op.dst.type):
+        whole, own = op.dst.type.shape[number], self.placement.local(op.dst.type).shape[number]
+        if whole == own:
             return value
-        axis = 1 - op.srcs[0].type.names.index(contracted(op))
+        axis = 1 - op.srcs[number].type.names.index(contracted(op))
         return np.split(value, self.placement.parts, axis=axis)[part]
 
     def _in_room(self, op: Op, number: int) -> bool:

@@ -136,7 +136,7 @@ def _sums_at(config: BackwardConfig, place: tuple[Index, ...]) -> At:
     """Where the sums of a block of the rows are."""
     rows = span(0, config.tile[0], "rows")
     if not config.transposed:
-        return *place, rows, span(0, config.depth, "d")
+        return *place, rows, span(0, config.depth, "e" if config.depth == config.tile[1] else "d")
     return *place, span(0, config.sum_depth, "d" if config.sum_depth == config.depth else "e"), rows
 
 
@@ -206,7 +206,7 @@ def _backward(
     at = own.key_block(kv_head, j * bk, bk, d)
     key_tile, value_tile = load(k, *at), load(v, *at)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
-    wide = key_tile
+    wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
     if config.sums and config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
     shift = own.keys - own.rows
@@ -233,7 +233,7 @@ def _backward(
         if config.split:
             dk += change @ queries
             continue
-        dq = wide @ change if config.transposed else change @ key_tile
+        dq = wide @ change if config.transposed else change @ columns
         dk += change @ queries
         block, turn = own.block(head, i), None
         if config.deterministic:

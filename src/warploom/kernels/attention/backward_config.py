@@ -139,8 +139,9 @@ class BackwardConfig:
 
     @property
     def transposed(self) -> bool:
-        """Whether dq is summed with its rows last."""
-        return not self.long and self.tile[0] < self.tile[1]
+        """Whether dq is summed with its rows last: where two groups share out neither its rows nor
+        its columns."""
+        return not self.long and all(n % self.tile[1] for n in (self.tile[0], self.depth))
 
     @property
     def sums(self) -> bool:
