@@ -173,7 +173,7 @@ def _check_fragments(placement: Placement, op: Op, path: StorePath) -> None:
     ):
         raise InputError(
             f"{op.where}: store of {op.srcs[0].type} to {op.array}: expected store_warps, and in "
-            f"each group a multiple of {ROWS_PER_GROUP} rows, and all columns or {ROWS_PER_GROUP} rows"
+            f"each group a multiple of {ROWS_PER_GROUP} rows with all columns, or {ROWS_PER_GROUP}"
         )
 
 
