@@ -211,8 +211,8 @@ def _splits(
         for op in program.ops():
             reads = op.kind == "mma" and any(var.name in staged for var in op.srcs[:2])
             if reads and op.dst is not None and contracted(op) in found:
-                (rows, count), (columns, _) = op.dst.type.axes
-                found.add(columns if count % (parts * ROWS_PER_GROUP) else rows)
+                fitting = [n for n, k in op.dst.type.axes if k % (parts * ROWS_PER_GROUP) == 0]
+                found.add((fitting or op.dst.type.names)[0])
     return frozenset(found)
 
 
