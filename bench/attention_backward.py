@@ -32,7 +32,7 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
@@ -55,6 +55,14 @@ CASES = (
 GROUP = 4  # query heads of a key head in the grouped cases
 WINDOW = 1024  # keys that a row sees in the cases with a window
 DEFAULT, SAME = "default", "deterministic"
+# How the loop may be written: every one is timed, and has a row where it is what users get.
+STYLES = {
+    "late": Style(late=True, fenced=True),
+    "late apart": Style(late=True, fenced=True, apart=True),
+    "late taken": Style(late=True, fenced=True, taken=True),
+    "plain taken": Style(taken=True),
+    "ahead taken": Style(ahead=True, taken=True),
+}
 Call = Callable[[], Any]
 
 
@@ -107,13 +115,23 @@ def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
     kind = f"{config.deterministic} {config.paired} {config.split} {config.packed} {config.window}"
-    name = f"d{config.head_dim} {mask} {config.group} {kind} {part}"
+    style = "".join(str(int(x)) for x in config.written) if part == "main" else ""
+    name = f"d{config.head_dim} {mask} {config.group} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
 
 
-def own_config(case: Case) -> BackwardConfig:
-    """The kernels that a user gets."""
-    return fitted(case.config, case.shape[2], case.shape[2])
+def configs(case: Case) -> dict[str, BackwardConfig]:
+    """Our candidates: every style where nothing is special about the case."""
+    own = fitted(case.config, case.shape[2], case.shape[2])
+    if own.depth not in (64, 128) or len(case.name.split()) > 3:
+        return {DEFAULT: own}
+    return {name: replace(own, style=style) for name, style in STYLES.items()}
+
+
+def default(case: Case) -> str:
+    """The candidate that a user gets."""
+    written = fitted(case.config, case.shape[2], case.shape[2]).written
+    return next(name for name, config in configs(case).items() if config.written == written)
 
 
 def build_all() -> None:
@@ -121,7 +139,7 @@ def build_all() -> None:
     needed = {
         folder(config, part): (config, part)
         for case in map(Case, CASES)
-        for config in (own_config(case),)
+        for config in configs(case).values()
         for part in parts(config)
     }
     for into, (config, part) in needed.items():
@@ -138,7 +156,9 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
         return packed.own_call(torch, config, data, loaded)
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
-    arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
+    if not config.sums:
+        vectors = vectors[..., :rows]
+    arrays = {**data, "base": vectors[0], "delta": vectors[1]}
     if config.sums:
         room = config.sums_shape(data["lse"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
@@ -296,18 +316,19 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     data = operands(torch, case, options.dry)
     part = packed.first_sequence(data) if case.config.packed and not options.dry else data
     want = expected(torch, case.config, part)
-    own = own_config(case)
+    candidates = configs(case)
+    own = candidates[default(case)]
     built = Built.read(folder(own, parts(own)[1]))
     refused: dict[str, str] = {}
     runs = 0
     off: dict[str, list[float]] = {}
     if options.dry:
-        ours: dict[str, Call] = {DEFAULT: lambda: None}
+        ours: dict[str, Call] = dict.fromkeys(candidates, lambda: None)
         bases: dict[str, Call] = {n: (lambda: None) for n in (FA4, CUDNN)}
         checks = dict.fromkeys(ours, "pass")
         timer: st.Timer = st.Dry({**bases, **ours})
     else:
-        ours = {DEFAULT: own_call(torch, own, data)}
+        ours = {name: own_call(torch, config, data) for name, config in candidates.items()}
         bases, refused = usable(torch, library_calls(torch, case.config, data))
         off = {n: errors(call(), want) for n, call in {**bases, **ours}.items()}
         bases = {n: call for n, call in bases.items() if max(off[n]) < WRONG}
@@ -323,7 +344,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": case.name,
         "dtype": case.config.dtype.name,
-        "candidate": DEFAULT,
+        "candidate": default(case),
         "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
         "compiler": built.resources.compiler,
         "work": case.work,
@@ -340,18 +361,21 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
 def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
     """A row with relative errors of dq, dk and dv beside the libraries', and how many runs gave
     the same bits where that was counted; its kernel is called what it is to a user."""
-    named = {"ours": DEFAULT, **{b: b for b in case["baselines"]}}
+    name = row.kernel.removeprefix(f"{CLAIM} ")
+    named = {"ours": name, **{b: b for b in case["baselines"]}}
     found = {key: [round(x, 6) for x in case["errors"][n]] for key, n in named.items()}
     runs = {"equal runs": case["equal runs"]} if case["equal runs"] else {}
     kind = SAME if SAME in case["name"] else DEFAULT
     checks = {**row.checks, "errors of dq, dk, dv": found, **runs}
-    return replace(row, kernel=f"{CLAIM} {kind}", checks=checks)
+    notes = row.notes if name == DEFAULT else f"{row.notes}; {name}"
+    return replace(row, kernel=f"{CLAIM} {kind}", checks=checks, notes=notes)
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there."""
+    """The rows of sittings, in place of all that were there; what is no default has none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
     seen = {case["name"]: case for path in paths for case in st.read_sitting(path)[1]}
+    rows = [row for row in rows if row.kernel == f"{CLAIM} {default(Case(row.shape))}"]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     rows = st.with_note([with_errors(row, seen[row.shape]) for row in rows], note)
     write_rows(results / "attention_backward.json", rows)

@@ -39,6 +39,7 @@ from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.dtypes import FP8
 from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
+from warploom.tile.typing import QUAD_PLACES
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
 SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registers
@@ -244,6 +245,12 @@ def _brought(load: Op) -> SharedTile:
         raise InputError(
             f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin "
             f"at multiples of {CHUNK} B; let the compute groups load it"
+        )
+    fragments = load.array is not None and load.array.fragments
+    if fragments and (multiple_of(start) % QUAD_PLACES or load.dst.type.shape[0] % QUAD_PLACES):
+        raise InputError(
+            f"{load.where}: {load.dst} from {start} on, of an array in fragments: expected "
+            f"multiples of {QUAD_PLACES} elements"
         )
     try:
         return vector_tile(load.dst.type)

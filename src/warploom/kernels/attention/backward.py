@@ -218,7 +218,12 @@ def _backward(
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
-        scores, grad = key_tile @ queries, value_tile @ grads
+        scores = key_tile @ queries
+        if config.written.taken:
+            grad = zeros(keys=bk, rows=bq) - delta
+            grad += value_tile @ grads
+        else:
+            grad = value_tile @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
         if config.masked and config.written.branch:
             scores[:] = where(seen, scores, -math.inf)
@@ -227,7 +232,8 @@ def _backward(
             weights = where(seen, weights, 0.0)
         if not config.written.late:
             dv += weights.cast(config.dtype) @ grads
-        change = (weights * (grad - delta)).cast(config.dtype)
+        inner = grad if config.written.taken else grad - delta
+        change = (weights * inner).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
         if config.split:
@@ -315,11 +321,13 @@ def backward_policy(config: BackwardConfig) -> Policy:
         split="keys",
         tile_scheduler=scheduler,
         staged_slots=2,
-        fence_at_meeting=config.causal,  # else ptxas spills in the loop at head size 64
+        fence_at_meeting=config.written.fenced,
         store_warps=not config.split,
         reverse=(last,) if config.deterministic and config.causal else (),
         rotate_loops=config.written.ahead,
     )
     early = config.written.ahead or config.causal
     order = ("inflight" if config.written.ahead else "lcsf") + ("-early" if early else "")
-    return Policy(order, launch, groups=config.tile[1] // 64, depth=2, vectors=True)
+    slots = {"delta": 3} if config.written.apart else {}
+    groups = config.tile[1] // 64
+    return Policy(order, launch, groups=groups, depth=2, slots=slots, vectors=True)
