@@ -48,6 +48,7 @@ ENTRY_POINTS = (
     ".integrations.torch_experts",
     ".integrations.torch_gemm",
     ".integrations.torch_mixed",
+    ".integrations.torch_mla",
     ".integrations.torch_op",
     ".integrations.torch_convolution",
     ".integrations.torch_recurrent",

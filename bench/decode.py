@@ -12,7 +12,12 @@ A rate counts the keys and values that the lengths say, once; `checks.floor` is 
 at which this GPU copies. Libraries that take no pages or no lengths get the same keys densely, so
 that they have less to do. Of `e4m3` cases our cache has 8 bits and theirs the same values in 16;
 such rows are times. `dense` in the checks of a paged case is the time of ours on these over
-its own. Bursts in shuffled rounds, with a second copy of the first library's as A/A control.
+its own. Cases of heads of 576 are latent attention (`attention_mla`), one key head whose first 512
+columns are the values; they are times as well, and `checks.floor` is the part of the time that
+their bytes at the copy rate or their operations at the tensor cores' rate (at the boost clock)
+take, whichever is longer. FlashMLA's figures are published ones, of another GPU, and stand in
+`checks` beside them.
+Bursts in shuffled rounds, with a second copy of the first library's as A/A control.
 """
 
 from __future__ import annotations
@@ -33,11 +38,13 @@ from bench import kernel_bench as kb
 from bench import sitting
 from bench.attention_baselines import usable
 from bench.attention_cases import FA4
+from bench.sitting import CYCLE_FLOPS
 from warploom import machine
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention.decode import LATENT as LATENT_COLUMNS
 from warploom.kernels.attention.decode import (
     DecodeConfig,
     Plan,
@@ -79,7 +86,16 @@ NARROW = (  # caches of 8 bits
     *(f"{kind} 16x4096 32/8 d128 e4m3" for kind in ("dense", "page16")),
     *(f"dense {b}x{n} 32/8 d128 e4m3" for b, n in ((1, 16384), (16, 16384), (64, 4096))),
 )
-CASES = tuple(dict.fromkeys(FIRST + NARROW + OTHER))
+LATENT = (
+    *(f"{kind} 128x4096 128/1 d576" for kind in ("dense", "page64", "ragged")),
+    *(f"page64 {b}x{n} 128/1 d576" for b, n in ((1, 4096), (1, 32768), (16, 16384), (32, 4096))),
+    *(f"page64 128x4096 {heads}/1 d576" for heads in (16, 64)),
+    "page64 128x4096 128/1 d576 q2",
+    *(f"page64 128x4096 {heads}/1 d576 e4m3" for heads in (128, 16)),
+)
+CASES = tuple(dict.fromkeys(FIRST + NARROW + LATENT + OTHER))
+# By FlashMLA's README, of its dense bf16 kernel on an H800: not to be put in ratios.
+PUBLISHED = "FlashMLA 660 TFLOP/s compute-bound, 3 TB/s memory-bound (H800)"
 Call = Callable[[], Any]
 
 
@@ -111,6 +127,22 @@ class Case:
         return self.name.endswith(" e4m3")
 
     @property
+    def columns(self) -> int:
+        """Columns of values."""
+        d = self.sizes[4]
+        return LATENT_COLUMNS.get(d, d)
+
+    @property
+    def latent(self) -> bool:
+        """Whether values are columns of the keys."""
+        return self.columns < self.sizes[4]
+
+    @property
+    def caches(self) -> str:
+        """The arrays of a cache."""
+        return "k" if self.latent else "kv"
+
+    @property
     def config(self) -> DecodeConfig:
         """The kernels' configuration."""
         _, _, heads, kv_heads, d, queries = self.sizes
@@ -118,6 +150,7 @@ class Case:
         return DecodeConfig(
             dtype=E4M3 if self.narrow else BF16,
             head_dim=d,
+            value_dim=self.columns if self.latent else None,
             group=heads // kv_heads,
             causal=causal,
             page=self.page,
@@ -144,12 +177,12 @@ def build_all(cases: tuple[Case, ...]) -> None:
 def operands(torch: Any, case: Case) -> list[dict[str, Any]]:
     """Sets of operands; what lies beyond a length is large."""
     batch, keys, heads, kv_heads, d, queries = case.sizes
-    size = 4 * batch * keys * kv_heads * d
+    size = 2 * len(case.caches) * batch * keys * kv_heads * d
     found: list[dict[str, Any]] = []
     for number in range(max(1, min(MOST_COPIES, int(BEYOND_L2 / size)))):
         torch.manual_seed(number)
-        kv = [drawn(torch, case, batch, keys, kv_heads, d) for _ in "kv"]
-        one = dict(zip("kv", kv, strict=True))
+        kv = [drawn(torch, case, batch, keys, kv_heads, d) for _ in case.caches]
+        one = dict(zip(case.caches, kv, strict=True))
         one["q"] = drawn(torch, case, batch, queries, heads, d)
         lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
         if case.name.startswith("ragged"):
@@ -162,7 +195,7 @@ def operands(torch: Any, case: Case) -> list[dict[str, Any]]:
             count = batch * keys // case.page
             table = torch.randperm(count, device="cuda").int()
             one["table"] = table.view(batch, -1)
-            for name, cache in zip("kv", kv, strict=True):
+            for name, cache in zip(case.caches, kv, strict=True):
                 pages = torch.empty((count, case.page, kv_heads, d), device="cuda").bfloat16()
                 pages[table.long()] = cache.view(pages.shape)
                 one[f"pages of {name}"] = pages
@@ -170,7 +203,8 @@ def operands(torch: Any, case: Case) -> list[dict[str, Any]]:
             ones = torch.ones((batch, kv_heads), device="cuda")
             own = [name for name in one if name not in ("lengths", "table")]
             one |= {f"{name} e4m3": one[name].to(torch.float8_e4m3fn) for name in own}
-            one["factors"] = dict.fromkeys(("q_descale", "k_descale", "v_descale"), ones)
+            names = ("q", *case.caches)
+            one["factors"] = {f"{name}_descale": ones for name in names}
         found.append(one)
     return found
 
@@ -183,29 +217,70 @@ def drawn(torch: Any, case: Case, *shape: int) -> Any:
 
 def own_calls(case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
     """The operator on the case's caches and, where these are paged, on dense ones."""
-    operator = importlib.import_module("warploom.integrations.torch_decode")
+    module, name = ("torch_mla", "mla") if case.latent else ("torch_decode", "with_kvcache")
+    operator = getattr(
+        importlib.import_module(f"warploom.integrations.{module}"), f"attention_{name}"
+    )
     causal, kind = case.config.causal, " e4m3" if case.narrow else ""
 
-    def made(names: tuple[str, str], table: str) -> Call:
+    def made(prefix: str, table: str) -> Call:
         turn = itertools.cycle(sets)
 
         def call() -> Any:
             one = next(turn)
-            q, k, v = (one[f"{name}{kind}"] for name in ("q", *names))
-            return operator.attention_with_kvcache(
-                q, k, v, one["lengths"], one.get(table), causal=causal, **one.get("factors", {})
+            names = ("q", *(f"{prefix}{x}" for x in case.caches))
+            tensors = [one[f"{name}{kind}"] for name in names]
+            return operator(
+                *tensors, one["lengths"], one.get(table), causal=causal, **one.get("factors", {})
             )
 
         return call
 
     if case.page is None:
-        return {"warploom": made(("k", "v"), "none")}
-    paged = made(("pages of k", "pages of v"), "table")
-    return {"warploom": paged, "dense": made(("k", "v"), "none")}
+        return {"warploom": made("", "none")}
+    return {"warploom": made("pages of ", "table"), "dense": made("", "none")}
+
+
+def latent_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
+    """torch's attention, by which back end it chooses, and its products and softmax, with heads as
+    rows of the one key head."""
+    _, keys, heads, _, d, queries = case.sizes
+
+    def hidden(one: dict[str, Any]) -> Any:
+        at = torch.arange(keys, device="cuda") - one["lengths"][:, None, None]
+        row = torch.arange(queries, device="cuda").repeat_interleave(heads)[:, None]
+        return (at >= 0) | ((at + queries > row) if case.config.causal else at.new_zeros(()).bool())
+
+    masked = case.config.causal or case.name.startswith("ragged")
+    masks = [hidden(one) if masked else None for one in sets]
+
+    def made(attend: Callable[[Any, Any, Any], Any]) -> Call:
+        turn = itertools.cycle(zip(sets, masks, strict=True))
+
+        def call() -> Any:
+            one, mask = next(turn)
+            out = attend(one["q"].flatten(1, 2), one["k"][:, :, 0], mask)
+            return out.unflatten(1, (queries, heads))
+
+        return call
+
+    def attention(q: Any, k: Any, mask: Any) -> Any:
+        seen = None if mask is None else ~mask[:, None]
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return sdpa(q[:, None], k[:, None], k[:, None, :, : case.columns], seen)[:, 0]
+
+    def products(q: Any, k: Any, mask: Any) -> Any:
+        scores = torch.bmm(q, k.mT) * d**-0.5
+        scores = scores if mask is None else scores.masked_fill(mask, -torch.inf)
+        return torch.bmm(torch.softmax(scores, -1), k[..., : case.columns])
+
+    return {"torch SDPA": made(attention), "torch products": made(products)}
 
 
 def library_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
     """torch's attention by cuDNN and FlashAttention-2, and FlashAttention-4."""
+    if case.latent:
+        return latent_calls(torch, case, sets)
     nn, causal = torch.nn.attention, case.config.causal
     diagonal = importlib.import_module("torch.nn.attention.bias")
     sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -256,7 +331,8 @@ def expected(torch: Any, case: Case, one: Mapping[str, Any]) -> Any:
     """The result of the last sequence's first key head in float64."""
     config, length = case.config, int(one["lengths"][-1])
     q = one["q"][-1, :, : config.group].double()
-    k, v = (one[name][-1, :length, 0].double() for name in "kv")
+    k, v = (one[name][-1, :length, 0].double() for name in (case.caches[0], case.caches[-1]))
+    v = v[:, : case.columns]
     scores = torch.einsum("qgd,kd->gqk", q, k) * config.factor
     if config.causal:
         hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
@@ -268,6 +344,25 @@ def error_of(case: Case, got: Any, want: Any) -> float:
     """Relative error of what `expected` gives."""
     part = got[-1, :, : case.config.group].double()
     return float((part - want).norm() / want.norm())
+
+
+def latent_checks(case: Case, entries: int, size: int, ms: float) -> dict[str, Any]:
+    """What binds a case of latent attention, and how far from it we are."""
+    _, _, heads, _, d, queries = case.sizes
+    flops = 2 * entries * heads * queries * (d + case.columns)
+    peak = CYCLE_FLOPS["bf16"] * MACHINE.integer("sm.count") * 1e6 * MACHINE.value("clock.boost")
+    least = {
+        "memory-bound": size / MACHINE.value("dram.copy_bandwidth"),
+        "compute-bound": flops / peak,
+    }
+    binds = max(least, key=lambda name: least[name])
+    return {
+        "floor": round(least[binds] * 1e3 / ms, 3),
+        "binds": binds,
+        "TFLOP/s": round(flops / ms * 1e-9),
+        "TB/s": round(size / ms * 1e-9, 2),
+        "published": PUBLISHED,
+    }
 
 
 def measured(torch: Any, case: Case) -> Evidence:
@@ -290,13 +385,14 @@ def measured(torch: Any, case: Case) -> Evidence:
     gpu.again(control)
     bursts = sitting.measure(gpu, ROUNDS, False, 0)["bursts"]
     samples: dict[str, list[float]] = {name: one["ms"] for name, one in bursts.items()}
-    size = 2 * int(sets[0]["lengths"].sum()) * case.sizes[3] * case.sizes[4]
-    size *= case.config.dtype.bytes
+    entries = int(sets[0]["lengths"].sum()) * case.sizes[3]
+    size = len(case.caches) * entries * case.sizes[4] * case.config.dtype.bytes
+    timed = case.narrow or case.latent
     times = {name: statistics.median(ms) for name, ms in samples.items()}
     best = min((name for name in right if name in times), key=lambda name: times[name])
     rate = size / times["warploom"] * 1e-9
     # Libraries read twice as many bytes of the same keys where ours have 8 bits.
-    shown = {n: 1e3 * ms if case.narrow else size / ms * 1e-9 for n, ms in times.items()}
+    shown = {n: 1e3 * ms if timed else size / ms * 1e-9 for n, ms in times.items()}
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *same = median_interval(samples[control], samples[sitting.CONTROL])
     plan = plan_of(case.config, case).config
@@ -308,17 +404,19 @@ def measured(torch: Any, case: Case) -> Evidence:
         "us": round(1e3 * statistics.median(samples["warploom"]), 2),
         "refused": refused | gpu.refused,
     }
+    if case.latent:
+        checks |= latent_checks(case, entries, size, times["warploom"])
     if "dense" in samples:
         checks["dense"] = round(median_interval(samples["warploom"], samples["dense"])[0], 3)
     return Evidence(
         claim="decode",
-        kernel="decode",
+        kernel="latent decode" if case.latent else "decode",
         shape=case.name,
         dtype=case.config.dtype.name,
         **kb.provenance(),
         compiler=compiled(decode(plan), decode_policy(plan)).resources.compiler,
-        unit="us" if case.narrow else "TB/s",
-        better="lower" if case.narrow else "higher",
+        unit="us" if timed else "TB/s",
+        better="lower" if timed else "higher",
         ours=shown["warploom"],
         baselines={name: shown[name] for name in right if name in shown},
         ratio_to_best=middle,

@@ -42,7 +42,7 @@ from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.outcome import Outcome, bound_of, bounds_of, told
 from warploom.engine.points import Space
-from warploom.engine.search import BEST_OF, FIRST, SECONDS, search
+from warploom.engine.search import KNOWN, SECONDS, SOLVED_OF, search
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
@@ -149,9 +149,8 @@ def cases(seed: int, only: Sequence[str] = ()) -> dict[str, Case]:
 
 def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
     """What the whole engine finds for each case, and what it finds without each of its parts."""
-    best_of = BEST_OF[effort]
-    SECONDS[NO_SOLVER], BEST_OF[NO_SOLVER] = SECONDS[effort], (*best_of[:-1], 0)
-    FIRST[NO_SOLVER] = FIRST[effort]
+    SECONDS[NO_SOLVER], KNOWN[NO_SOLVER] = SECONDS[effort], KNOWN[effort]
+    SOLVED_OF[NO_SOLVER] = 0
     for title, case in cases(0, titles or CASES).items():
         began = time.monotonic()
         sizes, space = case.sizes, case.space
@@ -286,7 +285,7 @@ def build(out: Path, effort: str, some: Mapping[str, Case], timed: int) -> None:
         print(f"{title}: {explored}", flush=True)
         folder = out / case.folder
         rows: list[dict[str, Any]] = []
-        for number, found in enumerate(explored.useful[:timed]):
+        for number, found in enumerate(explored.forms(timed)):
             case.space.selected(found.point, "h200").build().write(folder / str(number))
             rows.append({"point": str(found.point), "predicted": found.microseconds})
         library = case.library()

@@ -29,9 +29,10 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
+from warploom.engine.explored import Found
 from warploom.engine.outcome import tried
 from warploom.engine.points import Space
-from warploom.engine.search import SECONDS, Found, search
+from warploom.engine.search import SECONDS, search
 from warploom.engine.store import PointStore, Row
 from warploom.evidence import Evidence, write_rows
 from warploom.files import cache_folder
@@ -131,7 +132,7 @@ def build(out: Path, effort: str, only: str) -> None:
         known = firsts.get(case.program)
         if known is None:
             explored = search(space, sizes, GPU, store, effort, print)
-            found = firsts[case.program] = explored.useful[:CANDIDATES]
+            found = firsts[case.program] = explored.forms(CANDIDATES)
         else:
             found = elsewhere(space, sizes, known)
         told = [

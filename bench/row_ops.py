@@ -1,19 +1,21 @@
 """Row operations beside torch.compile and QuACK, in bytes a second.
 
     python -m bench.row_ops build                  our kernels into the cache, without a GPU
+    python -m bench.row_ops compile [--part 0 --of 4]    torch's and QuACK's into theirs, on a GPU
     python -m bench.row_ops run softmax:4096,rotary --out OUT
     python -m bench.row_ops merge FILES            into bench/results/row_ops.json
 
 A rate counts the bytes that an operation must read and write, each array once: `checks.floor` is
 its part of the rate at which this GPU copies. Every candidate gets the same tensors of 2^27
 elements, far beyond L2; torch.compile gets the formula of the operation, forward or backward, with
-static shapes, and QuACK is beside at two lengths. Bursts in shuffled rounds, with a second copy of
-torch.compile's as A/A control.
+static shapes, and QuACK is beside where it has the operation. Bursts in shuffled rounds, with a
+second copy of torch.compile's as A/A control.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import math
 import statistics
@@ -27,16 +29,19 @@ from bench import sitting
 from warploom import machine
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, read_rows, write_rows
-from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.integrations.row_signatures import SIGNATURES
+from warploom.kernels.rows.choose import built_rows, sums_kernel
 from warploom.kernels.rows.program import RowConfig
 from warploom.runtime.stats import median_interval
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "row_ops.json"
+BOTH = "cross_entropy with its gradient"  # over the logits
+DROPPED = "dropout"
+LINE = 8  # elements of an access: QuACK is not asked for other lengths
 ELEMENTS = 1 << 27
 COMPARED = 64  # rows against float64
 ROUNDS = 11
-WITH_QUACK = (4096, 32768)  # columns at which QuACK is compiled, which takes its time
 HEAD = 128  # columns of a head that is rotated, of HEADS
 HEADS = 32
 LONG = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -49,6 +54,10 @@ CASES: dict[str, tuple[int, ...]] = {
     "cross_entropy_backward": (4096, 32768, 131072),
     "layernorm": (1024, 4096, 16384, 65536),
     "layernorm_backward": (1024, 4096, 16384, 65536),
+    "rmsnorm residual": (4096, 16384),
+    "rmsnorm residual dropout": (4096,),
+    "rmsnorm fp8": (4096, 16384),
+    "cross_entropy with its gradient": (4096, 32768, 131072),
     "gated": (4096, 14336),
     "gated_backward": (4096, 14336),
     "quantised": (4096, 16384),
@@ -59,14 +68,17 @@ CASES: dict[str, tuple[int, ...]] = {
 BYTES = {
     "rmsnorm": 4, "rmsnorm_backward": 6, "softmax": 4, "softmax_backward": 6, "cross_entropy": 2,
     "cross_entropy_backward": 4, "layernorm": 4, "layernorm_backward": 6, "gated": 6,
-    "gated_backward": 10, "quantised": 3, "rotary": 4, "rotary pairs": 4,
+    "gated_backward": 10, "quantised": 3, "rotary": 4, "rotary pairs": 4, "rmsnorm residual": 8,
+    "rmsnorm residual dropout": 8, "rmsnorm fp8": 3, "cross_entropy with its gradient": 4,
 }  # fmt: skip
 
 
 def config(case: str, columns: int) -> RowConfig:
     """The configuration of a case."""
-    op, _, option = case.partition(" ")
-    return RowConfig(op, columns, options=frozenset({option} if option else ()))
+    if case == BOTH:
+        return RowConfig("cross_entropy_both", columns)
+    op, *options = case.split()
+    return RowConfig(op, columns, options=frozenset(options))
 
 
 def chosen(text: str) -> list[tuple[str, int]]:
@@ -81,29 +93,23 @@ def chosen(text: str) -> list[tuple[str, int]]:
 def build_all(cases: list[tuple[str, int]]) -> None:
     """Compile every kernel that the cases launch."""
     for case, columns in cases:
-        program, schedule, _ = row_kernel(config(case, columns))
-        print(case, columns, build(program, schedule).resources, flush=True)
+        print(case, columns, built_rows(config(case, columns)).resources, flush=True)
     build(*sums_kernel(BF16))
 
 
 def tensors(torch: Any, case: str, columns: int) -> dict[str, Any]:
     """Random operands of a case, with the statistics that backward passes are given."""
-    rows = ELEMENTS // columns
-    torch.manual_seed(1)
-
-    def made(*shape: int) -> Any:
-        return torch.cat([torch.randn(p, *shape[1:], device="cuda").bfloat16()
-                          for p in _parts(shape[0])])  # fmt: skip
-
     if case.startswith("rotary"):
         positions = ELEMENTS // (HEADS * HEAD)
         angles = torch.rand(positions, HEAD // 2, device="cuda") * 6.28
-        x = made(positions, HEADS, HEAD)[None]
+        x = drawn(torch, positions, HEADS, HEAD)[None]
         return {"x": x, "cos": angles.cos().bfloat16(), "sin": angles.sin().bfloat16()}
-    x, dy, w = made(rows, columns), made(rows, columns), made(columns)
+    rows = ELEMENTS // columns
+    x, dy, w = of_columns(torch, columns)
     found = {"x": x, "dy": dy, "w": w, "gate": x, "up": w.expand(1, -1) + dy, "eps": 1e-6}
     found["target"] = torch.randint(0, columns, (rows,), device="cuda")
     found["dloss"] = torch.rand(rows, device="cuda")
+    found["residual"], found["seed"] = dy, torch.randint(0, 99, (2,), device="cuda").int()
     pieces = x.split(max(1, rows // 16))
     found["mean"] = torch.cat([one.float().mean(1) for one in pieces])
     squares = torch.cat([one.float().square().mean(1) for one in pieces])
@@ -116,102 +122,48 @@ def tensors(torch: Any, case: str, columns: int) -> dict[str, Any]:
     return found
 
 
+@functools.lru_cache(maxsize=1)
+def of_columns(torch: Any, columns: int) -> tuple[Any, Any, Any]:
+    """Rows of so many columns twice, and a number a column."""
+    torch.manual_seed(1)
+    rows = ELEMENTS // columns
+    return (
+        drawn(torch, rows, columns), drawn(torch, rows, columns), drawn(torch, columns)
+    )  # fmt: skip
+
+
+def drawn(torch: Any, *shape: int) -> Any:
+    """Normal numbers in bf16."""
+    pieces = [torch.randn(p, *shape[1:], device="cuda").bfloat16() for p in _parts(shape[0])]
+    return torch.cat(pieces)
+
+
 def _parts(rows: int) -> list[int]:
     step = max(1, -(-rows // 16))
     return [min(step, rows - at) for at in range(0, rows, step)]
 
 
-def formulas(torch: Any) -> dict[str, Callable[..., Any]]:
-    """The operations as torch formulas, in the type of `wide` (fp32 or float64), results cast."""
-
-    def rmsnorm(x: Any, w: Any, eps: float, wide: Any) -> Any:
-        a = x.to(wide)
-        scale = torch.rsqrt(a.square().mean(-1) + eps)
-        return (a * scale[:, None] * w.to(wide)).to(_out(x, wide)), scale
-
-    def layernorm(x: Any, w: Any, eps: float, wide: Any) -> Any:
-        a = x.to(wide)
-        mean = a.mean(-1)
-        a = a - mean[:, None]
-        scale = torch.rsqrt(a.square().mean(-1) + eps)
-        return (a * scale[:, None] * w.to(wide)).to(_out(x, wide)), mean, scale
-
-    def norm_backward(x: Any, w: Any, dy: Any, mean: Any, rstd: Any, wide: Any) -> Any:
-        scale = rstd.to(wide)[:, None]
-        a = (x.to(wide) - (0 if mean is None else mean.to(wide)[:, None])) * scale
-        grad = dy.to(wide)
-        weighed = grad * w.to(wide)
-        dx = weighed - a * (weighed * a).mean(-1, keepdim=True)
-        dx = dx if mean is None else dx - weighed.mean(-1, keepdim=True)
-        return (dx * scale).to(_out(x, wide)), (grad * a).sum(0).to(_out(x, wide))
-
-    def rmsnorm_backward(x: Any, w: Any, dy: Any, rstd: Any, wide: Any) -> Any:
-        return norm_backward(x, w, dy, None, rstd, wide)
-
-    def layernorm_backward(x: Any, w: Any, dy: Any, mean: Any, rstd: Any, wide: Any) -> Any:
-        return norm_backward(x, w, dy, mean, rstd, wide)
-
-    def softmax(x: Any, wide: Any) -> Any:
-        return torch.softmax(x.to(wide), -1).to(_out(x, wide))
-
-    def softmax_backward(y: Any, dy: Any, wide: Any) -> Any:
-        p, grad = y.to(wide), dy.to(wide)
-        return (p * (grad - (p * grad).sum(-1, keepdim=True))).to(_out(y, wide))
-
-    def cross_entropy(x: Any, target: Any, wide: Any) -> Any:
-        lse = torch.logsumexp(x.to(wide), -1)
-        return lse - x.gather(1, target[:, None])[:, 0].to(wide), lse
-
-    def cross_entropy_backward(x: Any, target: Any, lse: Any, dloss: Any, wide: Any) -> Any:
-        own = torch.arange(x.shape[1], device=x.device)[None] == target[:, None]
-        weights = torch.exp(x.to(wide) - lse.to(wide)[:, None])
-        weights = torch.where(own, weights - 1, weights)
-        return (weights * dloss.to(wide)[:, None]).to(_out(x, wide))
-
-    def gated(gate: Any, up: Any, wide: Any) -> Any:
-        return (torch.nn.functional.silu(gate.to(wide)) * up.to(wide)).to(_out(gate, wide))
-
-    def gated_backward(gate: Any, up: Any, dy: Any, wide: Any) -> Any:
-        a, b, grad = gate.to(wide), up.to(wide), dy.to(wide)
-        share = torch.sigmoid(a)
-        slope = share * (1 + a * (1 - share))
-        out = _out(gate, wide)
-        return (grad * b * slope).to(out), (grad * a * share).to(out)
-
-    def quantised(x: Any, wide: Any) -> Any:
-        a = x.to(wide)
-        scale = (a.abs().amax(-1) / 448).clamp(min=1e-12)
-        y = a / scale[:, None]
-        return (y.to(torch.float8_e4m3fn) if wide is torch.float32 else y), scale
-
-    def rotary(x: Any, cos: Any, sin: Any, wide: Any) -> Any:
-        a, b = x.to(wide).chunk(2, -1)
-        c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
-        return torch.cat((a * c - b * s, a * s + b * c), -1).to(_out(x, wide))
-
-    def pairs(x: Any, cos: Any, sin: Any, wide: Any) -> Any:
-        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
-        c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
-        return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2).to(_out(x, wide))
-
-    def _out(like: Any, wide: Any) -> Any:
-        return like.dtype if wide is torch.float32 else wide
-
-    found = (
-        rmsnorm, layernorm, rmsnorm_backward, layernorm_backward, softmax, softmax_backward,
-        cross_entropy, cross_entropy_backward, gated, gated_backward, quantised, rotary,
-    )  # fmt: skip
-    return {one.__name__: one for one in found} | {"rotary pairs": pairs}
+def formulas() -> dict[str, Callable[..., Any]]:
+    """The operations as torch formulas."""
+    return importlib.import_module("bench.row_formulas").FORMULAS
 
 
 def ours(rows: Any, case: str, given: dict[str, Any]) -> Callable[[], Any]:
     """Our operator on the operands of a case."""
     if case.startswith("rotary"):
         return lambda: rows.rotary(given["x"], given["cos"], given["sin"], "pairs" in case)
-    known = rows.SIGNATURES[case]
-    args = [given.get(name) if name not in known.optional else None for name in known.names]
-    args = args[: len(args) - len(known.flags)]
-    return lambda: rows.OPERATORS[case](*args)
+    if case == BOTH:
+        x, loss = given["x"].clone(), given["dloss"].clone()
+        call = functools.partial(rows.logits_to_gradients, x, given["target"], given["dloss"], loss)
+        return lambda: (call(), x, loss)[1:]
+    op, *options = case.split()
+    known = SIGNATURES[op]
+    with_it = {name for name in known.names if known.optional.get(name, "") in ("", *options)}
+    values = {**given, "p": importlib.import_module("bench.row_formulas").P} | {
+        flag: flag in options for flag in known.flags
+    }
+    args = [values.get(name) if name in with_it else None for name in known.names]
+    return lambda: rows.OPERATORS[op](*args)
 
 
 def quack(case: str, given: dict[str, Any]) -> Callable[[], Any] | None:
@@ -237,33 +189,58 @@ def quack(case: str, given: dict[str, Any]) -> Callable[[], Any] | None:
         "cross_entropy_backward": lambda: losses.cross_entropy_bwd(
             x, given["target"], given["dloss"], given["lse"]
         ),
+        "rmsnorm residual": lambda: norms.rmsnorm_fwd(x, w, residual=dy, eps=1e-6, store_rstd=True),
+        BOTH: lambda: losses.cross_entropy_fwd(x, given["target"], return_dx=True),
     }
-    return known.get(case)
+    return known.get(case) if x is None or x.shape[-1] % LINE == 0 else None
+
+
+def rivals(torch: Any, case: str, given: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """What a case is timed beside."""
+    formula = formulas()[case]
+    operands = [given[name] for name in names_of(formula)]
+    torch._dynamo.reset()
+    compiled = torch.compile(formula, dynamic=False)
+    calls: dict[str, Callable[[], Any]] = {
+        "torch.compile": lambda: compiled(*operands, torch.float32)
+    }
+    known = quack(case, given)
+    return calls if known is None else calls | {"QuACK": known}
+
+
+def names_of(formula: Callable[..., Any]) -> list[str]:
+    """The operands of a formula."""
+    code = formula.__code__
+    return [name for name in code.co_varnames[: code.co_argcount] if name != "wide"]
+
+
+def compile_rivals(torch: Any, cases: list[tuple[str, int]]) -> None:
+    """Call what the cases are timed beside once, so that their caches on disk have it."""
+    for case, columns in cases:
+        for name, call in rivals(torch, case, tensors(torch, case, columns)).items():
+            began = time.monotonic()
+            try:
+                call()
+                torch.cuda.synchronize()
+            except Exception as error:
+                print(case, columns, name, f"{type(error).__name__}: {error}"[:200], flush=True)
+            print(case, columns, name, f"{time.monotonic() - began:.1f} s", flush=True)
 
 
 def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
     """One case, checked and timed."""
     given = tensors(torch, case, columns)
-    formula = formulas(torch)[case]
-    names = [n for n in formula.__code__.co_varnames[: formula.__code__.co_argcount] if n != "wide"]
-    operands = [given[name] for name in names]
-    torch._dynamo.reset()
-    compiled = torch.compile(formula, dynamic=False)
-    calls: dict[str, Callable[[], Any]] = {
-        "warploom": ours(rows, case, given),
-        "torch.compile": lambda: compiled(*operands, torch.float32),
-    }
-    if columns in WITH_QUACK and (rival := quack(case, given)) is not None:
-        calls["QuACK"] = rival
-    error = _error(torch, case, formula, names, given, calls["warploom"]())
+    formula = formulas()[case]
+    calls = {"warploom": ours(rows, case, given), **rivals(torch, case, given)}
+    error = _error(torch, case, formula, names_of(formula), given, calls["warploom"]())
     gpu = sitting.Gpu(torch, calls)
     gpu.again("torch.compile")
     bursts = sitting.measure(gpu, ROUNDS, False, 0)["bursts"]
     samples = {name: one["ms"] for name, one in bursts.items()}
     bytes_ = ELEMENTS // columns * columns * BYTES[case]
     rates = {n: bytes_ / statistics.median(one) * 1e-9 for n, one in samples.items()}
-    rivals = {n: rate for n, rate in rates.items() if n not in ("warploom", sitting.CONTROL)}
-    best = max(rivals, key=lambda name: rivals[name])
+    others = {n: rate for n, rate in rates.items() if n not in ("warploom", sitting.CONTROL)}
+    best = max(others, key=lambda name: others[name])
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *control = median_interval(samples["torch.compile"], samples[sitting.CONTROL])
     floor = rates["warploom"] * 1e12 / machine.load("h200").value("dram.copy_bandwidth")
@@ -273,11 +250,11 @@ def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
         shape=f"{ELEMENTS // columns} x {columns}",
         dtype="bf16",
         **kb.provenance(),
-        compiler=build(*row_kernel(config(case, columns))[:2]).resources.compiler,
+        compiler=built_rows(config(case, columns)).resources.compiler,
         unit="TB/s",
         better="higher",
         ours=rates["warploom"],
-        baselines=rivals,
+        baselines=others,
         ratio_to_best=middle,
         ci95=(interval[0], interval[1]),
         control=(control[0], control[1]),
@@ -291,7 +268,7 @@ def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
     )
 
 
-BOUND = {"quantised": 0.04, "cross_entropy": 1e-5}
+BOUND = {"quantised": 0.04, "rmsnorm fp8": 0.04, "cross_entropy": 1e-5}
 
 
 def _error(
@@ -311,6 +288,9 @@ def _error(
         return one[first : first + count]
 
     results = found if isinstance(found, tuple) else (found,)
+    if DROPPED in case:  # of what the sum is; tests hold what was left out
+        formula, given = formulas()["rmsnorm"], given | {"x": results[2]}
+        names, results = names_of(formula), results[:2]
     results = [one for one in results if one.numel()]
     want = formula(*[part(name, 0, COMPARED) for name in names], torch.float64)
     want = list(want) if isinstance(want, tuple) else [want]
@@ -337,7 +317,9 @@ def _first(tensor: Any, dim: int, count: int) -> Any:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("what", choices=("build", "compile", "run", "merge"))
+    parser.add_argument("--part", type=int, default=0, help="of the cases to compile for")
+    parser.add_argument("--of", type=int, default=1, help="parts, each for a process")
     parser.add_argument("which", nargs="*", help="cases, or files of rows to merge")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after them")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
@@ -358,8 +340,11 @@ def main() -> None:
 
     from warploom.integrations import torch_rows  # noqa: PLC0415
 
+    if args.what == "compile":
+        compile_rivals(torch, cases[args.part :: args.of])
+        return
     rows: list[Evidence] = []
-    for case, columns in cases:
+    for case, columns in sorted(cases, key=lambda one: one[1]):
         if time.monotonic() - began > args.seconds:
             print(f"{case} {columns}: the time is over")
             continue

@@ -41,8 +41,18 @@ COMPILED = {
 }
 
 
+# Threads of torch wait for each other by spinning, one a processor, and tests run beside tests: on
+# two processors the blocks of the examples took twice the time of one thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The collector of cycles comes less often: over decoded cubins it took a sixth of the time.
 gc.set_threshold(100_000, 50, 50)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The pages come first, whose tests are the longest: at the end one process would wait for the
+    other's."""
+    items.sort(key=lambda item: item.path.name != "test_documents.py")
 
 
 def pytest_collection_finish() -> None:

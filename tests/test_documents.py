@@ -46,9 +46,9 @@ TEXTS = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 FORMS = ("warploom ", "python ", "make ")
 INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
-SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
+SHORTER = {"tune": "--budget 1s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
 SEARCHES = re.compile(r"optimize \S+\.py:\S+ (?!.*--(space|effort))")  # gets --effort quick
-QUICK = 1.0  # seconds that a quick search has here: it tries a few points
+QUICK = 0.5  # seconds that a quick search has here: it tries a few points
 
 
 WRITING = ("-o", "--svg", "--json", "--trace", "--build")  # each with the place it writes to

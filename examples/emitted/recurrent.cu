@@ -320,21 +320,21 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
             // Acquire q
             barrier_wait(q_empty + q_cursor.slot * 8, q_cursor.parity ^ 1);
             barrier_expect(q_full + q_cursor.slot * 8, 8192);
-            // Fill load.3 into q  task.py:62
+            // Fill load.3 into q  task.py:70
             tma_load_4d(q_base + q_cursor.slot * 8192 + 0, &q_map, q_full + q_cursor.slot * 8, 0, ((heads_tile * groups) / heads), (i_ * 64), batch_tile);
             // Publish q
             advance<4>(q_cursor);
             // Acquire k
             barrier_wait(k_empty + k_cursor.slot * 8, k_cursor.parity ^ 1);
             barrier_expect(k_full + k_cursor.slot * 8, 8192);
-            // Fill load.4 into k  task.py:62
+            // Fill load.4 into k  task.py:70
             tma_load_4d(k_base + k_cursor.slot * 8192 + 0, &k_map, k_full + k_cursor.slot * 8, 0, ((heads_tile * groups) / heads), (i_ * 64), batch_tile);
             // Publish k
             advance<4>(k_cursor);
             // Acquire v
             barrier_wait(v_empty + v_cursor.slot * 8, v_cursor.parity ^ 1);
             barrier_expect(v_full + v_cursor.slot * 8, 8192);
-            // Fill load.5 into v  task.py:66
+            // Fill load.5 into v  task.py:74
             tma_load_4d(v_base + v_cursor.slot * 8192 + 0, &v_map, v_full + v_cursor.slot * 8, (cols_tile * 64), heads_tile, (i_ * 64), batch_tile);
             // Publish v
             advance<4>(v_cursor);
@@ -374,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
       float product[1][32];
       float product_1[1][32];
       unsigned where_1[1][16];
-      // Run fill.2  task.py:56
+      // Run fill.2  task.py:64
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
@@ -464,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run store.19  task.py:76
+          // Run store.19  task.py:84
           if (threadIdx.x % 128 == 0) store_wait_read<0>();
           named_sync<1, 128>();
           if ((cols_tile * 64) + 0 < e && (i_ * 64) + 0 < rows) {

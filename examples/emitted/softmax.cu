@@ -176,15 +176,10 @@ template <int kPeers, int kStride> struct Peers {
   }
 };
 
-// x[.] of all peers, put together by f: every one of them gets the same result.
+// x[.] that the peers of a warp have in common, put together by f over the warps.
 template <int kPeers, int kStride, int kCount, class T, class F>
-DEVICE void combine(T* x, void* shared, F f) {
+DEVICE void combine_warps(T* x, void* shared, F f) {
   using Of = Peers<kPeers, kStride>;
-#pragma unroll
-  for (int s = 0; s < kCount; ++s)
-#pragma unroll
-    for (int step = 1; step < Of::kWarp; step *= 2)
-      x[s] = f(x[s], swap_with(x[s], step * kStride));
   if constexpr (Of::kGroups > 1) {
     T* row = static_cast<T*>(shared) + Of::other() * Of::kGroups * kCount;
     const int part = Of::mine() / Of::kWarp;
@@ -199,6 +194,17 @@ DEVICE void combine(T* x, void* shared, F f) {
       for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
     }
   }
+}
+
+// x[.] of all peers, put together by f: every one of them gets the same result.
+template <int kPeers, int kStride, int kCount, class T, class F>
+DEVICE void combine(T* x, void* shared, F f) {
+#pragma unroll
+  for (int s = 0; s < kCount; ++s)
+#pragma unroll
+    for (int step = 1; step < Peers<kPeers, kStride>::kWarp; step *= 2)
+      x[s] = f(x[s], swap_with(x[s], step * kStride));
+  combine_warps<kPeers, kStride, kCount>(x, shared, f);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4) softmax(
@@ -241,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         read_whole(lines0_at[i][s], x_data + static_cast<long long>((m_tile * 4) + ((i) * 4 + thread_row)) * x_stride0, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 4) + ((i) * 4 + thread_row)) < static_cast<unsigned>(m), 0.0f);
       }
     }
-    // x_t: bf16[m=4, n=1024] = load x[(m_tile * 4) +4, 0 +1024] edge 0.0  program.py:108
+    // x_t: bf16[m=4, n=1024] = load x[(m_tile * 4) +4, 0 +1024] edge 0.0  program.py:112
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -249,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         values_of(&x_t[i][s * 8], lines0_at[i][s]);
       }
     }
-    // x_t_1: fp32[m=4, n=1024] = cast x_t  program.py:109
+    // x_t_1: fp32[m=4, n=1024] = cast x_t  program.py:113
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -257,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         x_t_1[i][j] = x_t[i][j];
       }
     }
-    // max: fp32[m=4] = reduce_max x_t_1 axis n  program.py:162
+    // max: fp32[m=4] = reduce_max x_t_1 axis n  program.py:196
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -270,9 +276,9 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
       }
       combine<32, 1, 1>(max_, shared, [](float a, float b) { return fmaxf(a, b); });
     }
-    // const: fp32[] = fill 1.4426950408889634  program.py:163
+    // const: fp32[] = fill 1.4426950408889634  program.py:197
     const_ = 1.4426950408889634f;
-    // mul: fp32[m=4, n=1024] = mul x_t_1, const  program.py:163
+    // mul: fp32[m=4, n=1024] = mul x_t_1, const  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -280,14 +286,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         mul[i][j] = (x_t_1[i][j] * const_);
       }
     }
-    // const_1: fp32[] = fill 1.4426950408889634  program.py:163
+    // const_1: fp32[] = fill 1.4426950408889634  program.py:197
     const_1 = 1.4426950408889634f;
-    // mul_1: fp32[m=4] = mul max, const_1  program.py:163
+    // mul_1: fp32[m=4] = mul max, const_1  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       mul_1[i] = (max_[i] * const_1);
     }
-    // sub: fp32[m=4, n=1024] = sub mul, mul_1  program.py:163
+    // sub: fp32[m=4, n=1024] = sub mul, mul_1  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -295,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         sub[i][j] = (mul[i][j] - mul_1[i]);
       }
     }
-    // exp2: fp32[m=4, n=1024] = exp2 sub  program.py:163
+    // exp2: fp32[m=4, n=1024] = exp2 sub  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -303,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         exp2[i][j] = exp2_fast(sub[i][j]);
       }
     }
-    // sum: fp32[m=4] = reduce_sum exp2 axis n  program.py:164
+    // sum: fp32[m=4] = reduce_sum exp2 axis n  program.py:198
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -316,14 +322,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
       }
       combine<32, 1, 1>(sum, shared, [](float a, float b) { return (a + b); });
     }
-    // const_2: fp32[] = fill 1.0  program.py:165
+    // const_2: fp32[] = fill 1.0  program.py:199
     const_2 = 1.0f;
-    // div: fp32[m=4] = div const_2, sum  program.py:165
+    // div: fp32[m=4] = div const_2, sum  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       div[i] = __fdividef(const_2, sum[i]);
     }
-    // mul_2: fp32[m=4, n=1024] = mul exp2, div  program.py:165
+    // mul_2: fp32[m=4, n=1024] = mul exp2, div  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -331,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         mul_2[i][j] = (exp2[i][j] * div[i]);
       }
     }
-    // mul_3: bf16[m=4, n=1024] = cast mul_2  program.py:114
+    // mul_3: bf16[m=4, n=1024] = cast mul_2  program.py:118
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -339,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         mul_3[i][j] = mul_2[i][j];
       }
     }
-    // store mul_3 y[(m_tile * 4) +4, 0 +1024]  program.py:114
+    // store mul_3 y[(m_tile * 4) +4, 0 +1024]  program.py:118
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll

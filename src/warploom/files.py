@@ -51,7 +51,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
-    """As `read_json`, of a JSON object; `what` says which."""
+    """The JSON object of a file; `what` names it in errors."""
     data: Any = read_json(path)
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, {what}")

@@ -12,7 +12,7 @@ from warploom.errors import InputError
 
 
 def read_toml(where: Path) -> dict[str, Any]:
-    """What a file says; raises `InputError` for one that is no TOML."""
+    """The data of a TOML file; raises `InputError` for one that is none."""
     try:
         return tomllib.loads(where.read_text())
     except tomllib.TOMLDecodeError as error:

@@ -89,7 +89,7 @@ WRONG = [
     (r"(?s).*", "", "no line says which program"),
     (r'"split": "rows"', '"split": rows', "line 2: .*no launch plan"),
     (r'"split": "rows"', '"divide": "rows"', "line 2: .*no launch plan"),
-    (r'"split": "rows"', '"split": "keys"', "split axis 'keys' is not a row axis"),
+    (r'"split": "rows"', '"split": "pages"', "split axis 'pages' is no axis of a register tile"),
     (r"ring k x2: load.2", "ring k x2: load.99", "line 4: .*has no op load.99"),
     (r"ring k x2: load.2", "ring k x2: fill.1", "fill.1 loads nothing into shared memory"),
     (r"1024 B a slot", "1000 B a slot", "a slot of k has 1024 B"),

@@ -378,5 +378,5 @@ def test_a_driver_error_is_named(driver, monkeypatch):
 
 
 def test_a_folder_that_is_no_kernel_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="not a built kernel"):
+    with pytest.raises(InputError, match="no manifest"):
         Built.read(tmp_path)

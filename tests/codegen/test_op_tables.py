@@ -25,7 +25,7 @@ SPELT = {"max": "maximum", "min": "minimum", "argmax": "argmax_along", "eq": "eq
 OPERATORS = {
     name: f"__{name}__"
     for name in ("abs", "neg", "add", "sub", "mul", "lt", "le", "gt", "ge", "and", "or")
-} | {"div": "__truediv__", "not": "__invert__"}
+} | {"div": "__truediv__", "floordiv": "__floordiv__", "not": "__invert__"}
 
 
 def missing(

@@ -92,7 +92,9 @@ def test_overlapping_and_turns_are_seen(program: Program) -> None:
     assert plain == pytest.approx(2189, rel=0.15)
     assert ahead == pytest.approx(1926, rel=0.15)
     assert turns == pytest.approx(1992, rel=0.15)
-    assert ahead < plain
+    # Without turns two groups come to rest in one of two phases, as they begin, which take 1.27 of
+    # each other: the mean over starts does not tell this order from the plain one.
+    assert turns < plain
 
 
 def test_code_of_another_schedule_is_no_counterpart(program: Program) -> None:
@@ -117,8 +119,27 @@ def test_groups_begin_apart_in_several_phases(
     monkeypatch.setattr("warploom.perf.replay.Partition", Recorded)
     one = schedule_for(program, Policy("overlapped", PLAN))
     _replayed(program, one)
-    assert len(starts) > 3 and all(own[0] == 0.0 < own[1] for own in starts)
+    assert len(starts) > 3 and all(own[0] == 0.0 <= own[1] for own in starts)
     assert len({own[1] for own in starts}) == len(starts)
+
+
+def test_a_walk_that_has_settled_is_as_fast_as_a_longer_one(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+
+    class Counted(Partition):
+        def run(self, passes, settled=0):
+            ends = super().run(passes, settled)
+            runs.append(len(ends[0]))
+            return ends
+
+    monkeypatch.setattr("warploom.perf.replay.Partition", Counted)
+    one = schedule_for(program, Policy("multistage", PLAN))
+    short, walked_ = _replayed(program, one), max(runs)
+    monkeypatch.setattr("warploom.perf.replay.BEYOND", 1000)
+    assert _replayed(program, one) == pytest.approx(short, rel=1e-9)
+    assert walked_ < 15 < max(runs)
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ CUDA_SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 # (kernel of the suite, indices of its configurations, compute capabilities).
 TRITON_KERNELS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
-    ("attention", (0, 3), (80, 90)),
-    ("gemm_leaky_relu", (0, 3), (80, 90)),
+    ("attention", (3,), (80, 90)),
+    ("gemm_leaky_relu", (0,), (80, 90)),
     ("batched_gemm", (1,), (80, 90)),
     ("feed_forward", (0,), (80, 90)),
     ("softmax", (1, 5), (80, 90)),

@@ -78,7 +78,7 @@ def test_the_command_reports_replays_and_refuses(tmp_path):
     assert done.exit_code != 0 and "race: " in done.output and "replay: --seed 3" in done.output
     right = runner.invoke(app, ["emulate", str(FOLDER / "bulk_pipeline.cu"), "--seeds", "1"])
     assert right.exit_code == 0 and "no fault under seed 1" in right.output
-    for words in (["--seeds", "0"], ["--set", "m=3"]):
+    for words in (["--seeds", "0"], ["--set", "m=3"], ["--timeout", "0"]):
         assert isinstance(runner.invoke(app, ["emulate", str(file), *words]).exception, InputError)
     file.write_text("__global__ void k() {}\n")
     with pytest.raises(InputError, match=r"k\.cu: no main"):
@@ -93,6 +93,8 @@ def test_a_program_that_says_no_or_ends_badly_is_a_fault():
     assert fault is not None and fault.kind == "result" and "12 is not 13" in str(fault)
     ended = CudaProgram("int main() { return *(volatile int*)0; }", "k.cu").run().fault
     assert ended is not None and ended.kind == "bounds"
+    idle = CudaProgram("int main() { return 0; }", "k.cu").run().fault
+    assert idle is not None and "launched no kernel" in str(idle)
 
 
 def test_without_a_compiler_one_line_says_how_to_get_it(monkeypatch):

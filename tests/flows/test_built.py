@@ -92,7 +92,7 @@ def test_an_installed_store_is_asked_when_a_kernel_is_loaded(
 
 
 def test_what_is_no_build_folder_is_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a built kernel"):
+    with pytest.raises(InputError, match="no manifest"):
         read_target(str(tmp_path), None, None)
     with pytest.raises(InputError, match="expected one of its sizes"):
         read_target(str(folder), None, None, sizes={"rows": "3"})

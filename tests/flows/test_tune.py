@@ -175,6 +175,7 @@ def _wait_for(there: Callable[[], bool]) -> None:
 
 def test_ctrl_c_before_any_gain_can_be_resumed(small: Path, tmp_path: Path) -> None:
     arguments = [str(small), "-o", str(tmp_path / "out"), "--measure", "model"]
+    arguments += ["--search", "greedy"]  # which scores at once where no step is faster
     with _started(NEVER_FASTER + MAIN, [*arguments, "--budget", "600s"]) as running:
         assert running.stderr is not None
         while "of 600 s" not in running.stderr.readline():
@@ -185,7 +186,7 @@ def test_ctrl_c_before_any_gain_can_be_resumed(small: Path, tmp_path: Path) -> N
     assert running.returncode == 0, err
     assert "interrupted: the best so far was kept, the same command goes on" in out
     assert "no win" in out and not (tmp_path / "out" / "best.cubin").exists()
-    again = _run(["tune", *arguments, "--resume", "--candidates", "30", "--search", "greedy"])
+    again = _run(["tune", *arguments, "--resume", "--candidates", "30"])
     assert again.exit_code == 0, again.output
     assert "speed-up: 1." in again.output
 
@@ -269,6 +270,11 @@ def a_list(): return capture(add, [X, Y, N], grid=(4, 1, 1))
 def needs(x, y): return made()
 def fails(): return {}["nothing"]
 def leaves(): raise SystemExit(3)
+
+from warploom import kernel, tile as t
+
+@kernel(x="n", y="n")
+def tiles(x, y): t.store(y, t.span(0, 8), tile=t.load(x, t.span(0, 8)))
 """
 USER_MISTAKES = {
     "add": "is a Triton kernel, and how it is launched is not known; name a function that returns",
@@ -287,6 +293,7 @@ USER_MISTAKES = {
     "needs": "needs needs x, y; expected a function that is called without arguments",
     "fails": "fails does not run: ",
     "leaves": "leaves does not run: it leaves Python with code 3",
+    "tiles": "tiles is a tile program; what `warploom build ",
 }
 
 

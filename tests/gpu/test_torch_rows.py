@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("warploom.integrations.torch_rows")
+fused = pytest.importorskip("warploom.integrations.torch_loss")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -89,3 +90,59 @@ def test_rotary_turns_back(pairs):
     y = rows.rotary(x, cos, sin, pairs)
     (back,) = torch.autograd.grad(y, x, y)
     assert close(back, x, 1e-2)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rotary_in_place(pairs):
+    x, angles = torch.randn(2, 50, 4, 64, device="cuda").bfloat16(), torch.rand(50, 32).cuda()
+    want = rows.rotary(x, angles.cos(), angles.sin(), pairs)
+    assert torch.equal(rows.rotary_(x, angles.cos(), angles.sin(), pairs), want)
+
+
+@pytest.mark.parametrize("columns", LENGTHS[:2])
+def test_dropout_before_a_residual_is_undone_alike(columns):
+    x, h, w = leaf(M, columns), leaf(M, columns), leaf(columns)
+    torch.manual_seed(7)
+    got = rows.rms_norm(x, w, residual=torch.zeros_like(h), dropout=0.25)[1]
+    kept = got.detach() != 0
+    torch.manual_seed(7)
+    got = rows.rms_norm(x, w, residual=h, dropout=0.25)
+    wide = [one.detach().double().requires_grad_() for one in (x, w, h)]
+    want = rms(torch.where(kept, wide[0] / 0.75, 0), wide[1], wide[2])
+    grads = [torch.randn_like(one) for one in got]
+    ours = torch.autograd.grad(got, (x, w, h), grads)
+    theirs = torch.autograd.grad(want, wide, [one.double() for one in grads])
+    for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
+        assert close(a, b)
+    assert abs(float(kept.float().mean()) - 0.75) < 0.01
+
+
+@pytest.mark.parametrize("columns", LENGTHS)
+def test_a_norm_as_rows_of_8_bits(columns):
+    x, w, h = (leaf(*shape).detach() for shape in ((M, columns), (columns,), (M, columns)))
+    y, scale, summed = rows.quantised_rms_norm(x, w, residual=h)
+    want, _ = rms(x.double(), w.double(), h.double())
+    assert torch.equal(summed, x + h) and close(y.double() * scale[:, None], want, 0.04)
+
+
+@pytest.mark.parametrize(("count", "classes", "chunk"), [(700, 1000, 256), (300, 32000, 0)])
+def test_a_loss_of_a_product_and_its_gradients(count, classes, chunk):
+    x, weight = leaf(count, 512), leaf(classes, 512)
+    target = torch.randint(0, classes, (count,), device="cuda")
+    target[::7] = -100
+    wide = [one.detach().double().requires_grad_() for one in (x, weight)]
+    got = fused.linear_cross_entropy(x, weight, target, chunk=chunk)
+    want = F.cross_entropy(wide[0] @ wide[1].T, target)
+    ours, theirs = torch.autograd.grad(got, (x, weight)), torch.autograd.grad(want, wide)
+    assert close(got, want, 2e-3)
+    assert all(close(a, b, 1e-2) for a, b in zip(ours, theirs, strict=True))
+    with torch.no_grad():
+        assert close(fused.linear_cross_entropy(x, weight, target, chunk=chunk), want, 2e-3)
+
+
+def test_a_loss_of_a_product_compiles():
+    x, weight = leaf(300, 512), leaf(1000, 512)
+    target = torch.randint(0, 1000, (300,), device="cuda")
+    want = fused.linear_cross_entropy(x, weight, target)
+    call = torch.compile(fused.linear_cross_entropy, fullgraph=True)
+    assert torch.equal(call(x, weight, target), want)

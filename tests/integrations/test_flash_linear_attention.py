@@ -57,6 +57,9 @@ def test_calls_of_simple_gla():
     assert ours.takes_simple_gla(q, q, q, g_gamma=gamma, output_final_state=True)[0]
     assert "not both" in ours.takes_simple_gla(q, q, q, g, gamma)[1]
     assert "no cu_seqlens" in ours.takes_simple_gla(q, q, q, g, cu_seqlens=torch.tensor([0]))[1]
+    placed = (q, q, q, g, None, None, None, False)
+    assert ours.takes_simple_gla(*placed, None)[0]
+    assert "no further arguments" in ours.takes_simple_gla(*placed, torch.tensor([0]))[1]
     assert ours.simple_gla(q, q, q, g)[0].shape == q.shape
 
 

@@ -151,7 +151,7 @@ def test_tensors_reach_the_kernels_in_their_order(name, monkeypatch):
     kernels = {}
     monkeypatch.setattr(torch_decode, "check_devices", lambda *_: None)
     monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
-    monkeypatch.setattr(torch_decode, "_sms", lambda _: 8)
+    monkeypatch.setattr(torch_decode, "multiprocessors", lambda _: 8)
     monkeypatch.setattr(
         torch_program,
         "built_kernel",

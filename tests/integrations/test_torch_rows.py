@@ -11,6 +11,7 @@ from warploom.tile import interpret
 
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("warploom.integrations.torch_rows")
+loss = pytest.importorskip("warploom.integrations.torch_loss")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 functional = torch.nn.functional
 PARTS = 3
@@ -132,6 +133,55 @@ def test_quantised_rows_are_rows_of_the_type_times_a_scale(interpreted):
     assert torch.allclose(y.float() * scale[:, None], x, rtol=2**-3, atol=2**-9)
 
 
+def test_dropout_before_a_residual_is_undone_alike(interpreted):
+    x, h, w = leaf(40, 64), leaf(40, 64), leaf(64)
+    state = torch.get_rng_state()
+    y, summed = rows.rms_norm(x, w, residual=h, dropout=0.25)
+    kept = (summed - h).detach() != 0
+    assert abs(float(kept.float().mean()) - 0.75) < 0.03
+    theirs = torch.where(kept, x / 0.75, 0) + h
+    agree((y, summed), (rms(theirs, w), theirs), (x, h, w))
+    torch.set_rng_state(state)
+    assert torch.equal(rows.rms_norm(x, w, residual=h, dropout=0.25)[1], summed)
+    assert not torch.equal(rows.rms_norm(x, w, residual=h, dropout=0.25)[1], summed)
+
+
+@pytest.mark.parametrize("ours", [rows.quantised_rms_norm, rows.quantised_layer_norm])
+def test_norms_as_rows_of_8_bits(interpreted, ours):
+    x, h, w, b = leaf(4, 24), leaf(4, 24), leaf(24), leaf(24)
+    plain = {rows.quantised_rms_norm: rows.rms_norm, rows.quantised_layer_norm: rows.layer_norm}
+    y, scale, summed = ours(x, w, b, h)
+    want, total = plain[ours](x, w, b, h)
+    assert y.dtype is torch.float8_e4m3fn and torch.equal(summed, total)
+    assert torch.allclose(y.float() * scale[:, None], want, rtol=2**-3, atol=2**-7)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rotary_in_place(interpreted, pairs):
+    x = torch.randn(2, 5, 3, 8)
+    cos, sin = torch.randn(2, 5, 4)
+    want = rotated(x, cos, sin, pairs)
+    assert rows.rotary_(x, cos, sin, pairs) is x and torch.allclose(x, want, atol=1e-6)
+    with pytest.raises(InputError, match="has a gradient"):
+        rows.rotary_(x.requires_grad_(), cos, sin)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_of_a_product_and_its_gradients(interpreted, monkeypatch, reduction):
+    def product(result, a, b, bias=None, residual=None):
+        result.copy_(a @ b + (0 if residual is None else residual))
+
+    monkeypatch.setattr(loss, "gemm_into", product)
+    monkeypatch.setattr(loss, "check_devices", lambda name, tensors: None)
+    monkeypatch.setattr(loss, "TYPES", ("float32",))
+    x, weight = leaf(7, 12), leaf(21, 12)
+    labels = torch.tensor([3, -100, 0, 20, 5, 5, 1])
+    got = loss.linear_cross_entropy(x, weight, labels, reduction, chunk=3)
+    agree(got, functional.cross_entropy(x @ weight.T, labels, reduction=reduction), (x, weight))
+    with torch.no_grad():
+        assert torch.allclose(loss.linear_cross_entropy(x, weight, labels, reduction), got)
+
+
 def test_shapes_of_fake_tensors():
     with FakeTensorMode():
         x = torch.empty(2, 3, 64, device="cuda", dtype=torch.bfloat16)
@@ -143,12 +193,16 @@ def test_shapes_of_fake_tensors():
 
 
 REFUSED = {
+    r"expected \[..., k\], \[classes, k\] and \[...\]": lambda x: loss.linear_cross_entropy(
+        x, x, x
+    ),
     r"w has shape \[8\], expected \[64\]": lambda x: rows.rms_norm(
         x, torch.empty(8, device="cuda")
     ),
     "gated up has shape": lambda x: rows.swiglu(x, torch.empty(1, 64, device="cuda")),
     "expected mean, sum or none": lambda x: rows.cross_entropy(x, x, "max"),
     "softmax x is float64": lambda x: rows.softmax(x.double()),
+    "dropout=0.5 without a residual": lambda x: rows.rms_norm(x, x, dropout=0.5),
     "even size": lambda x: rows.rotary(x, x, x),
 }
 

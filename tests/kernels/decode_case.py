@@ -50,9 +50,16 @@ def decode_case(
     most = max(lengths) + 5
     q = random.integers(-4, 5, (batch, heads, rows, d)) * 0.25
     kv = random.integers(-4, 5, (2, batch, heads, most, d)) * 0.25
+    values = config.value_dim or d
+    kv = kv[: 1 if config.value_dim else 2]
     want = np.stack(
         [
-            np.stack([attended(config, q[b, h], *kv[:, b, h, :n], queries) for h in range(heads)])
+            np.stack(
+                [
+                    attended(config, q[b, h], kv[0, b, h, :n], kv[-1, b, h, :n, :values], queries)
+                    for h in range(heads)
+                ]
+            )
             for b, n in enumerate(lengths)
         ]
     )
@@ -60,12 +67,12 @@ def decode_case(
         kv[:, b, :, n:] = 50.0
     arrays: Values = {"q": q, "lengths": np.array(lengths, np.int32)}
     if config.page is None:
-        arrays |= {"k": kv[0], "v": kv[1]}
+        arrays |= dict(zip("kv", kv, strict=False))
     else:
         columns = -(-most // config.page)
         place = random.permutation(batch * columns + 3)[: batch * columns]
         arrays["table"] = place.reshape(batch, columns).astype(np.int32)
-        for name, source in zip("kv", kv, strict=True):
+        for name, source in zip("kv", kv, strict=False):
             pages = np.full((batch * columns + 3, config.page, heads, d), 50.0)
             for b in range(batch):
                 for column in range(columns):
@@ -76,12 +83,14 @@ def decode_case(
         ones = np.ones((batch, heads))
         own = 1.0 + 0.5 * np.arange(heads) * ones
         arrays |= {"scale_q": 0.5 * ones, "scale_k": 2.0 * ones, "scale_v": own}
+        if config.value_dim:
+            own = arrays.pop("scale_v") * 0.0 + 2.0
         want = want * own[..., None, None]
     if config.split:
         shape = (batch, heads, splits, rows)
-        arrays |= {"parts": np.full((*shape, d), np.nan), "sums": np.full(shape, np.nan)}
+        arrays |= {"parts": np.full((*shape, values), np.nan), "sums": np.full(shape, np.nan)}
     else:
-        arrays["o"] = np.full(q.shape, np.nan)
+        arrays["o"] = np.full((*q.shape[:-1], values), np.nan)
     return arrays, want
 
 

@@ -1,5 +1,7 @@
 """Decode attention against float64: interpreted, under random interleavings, and as emitted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -13,6 +15,7 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_policy
 
+LATENT = DecodeConfig(head_dim=576, value_dim=512)
 # name -> (config, lengths, queries)
 CASES = {
     "dense": (DecodeConfig(group=4), (300, 0, 1), 1),
@@ -33,6 +36,14 @@ CASES = {
         3,
     ),
     "8 bits, pages of 128": (DecodeConfig(dtype=t.E4M3, page=128, part=128), (300, 128), 2),
+    "latent": (replace(LATENT, group=20, causal=True), (150, 0, 70), 2),
+    "latent, pages, one part": (replace(LATENT, group=70, page=64, split=False), (130, 33), 1),
+    "latent, 8 bits": (replace(LATENT, group=20, dtype=t.E4M3, causal=True), (150, 0, 70), 2),
+    "latent, 8 bits, pages, one part": (
+        replace(LATENT, group=70, dtype=t.E4M3, page=16, split=False),
+        (130, 33),
+        1,
+    ),
     "two groups": (DecodeConfig(group=8, causal=True, tile=(128, 128)), (150,), 10),
 }
 BOUND, NARROW = 6e-3, 0.05  # weights of 8 bits are rounded by 2^-4 at most

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from warploom import tile as t
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
@@ -38,13 +39,30 @@ CASES = {
     "own class": ("cross_entropy_backward", 520, 6, 1, (), None),
     "gates": ("gated_backward", 72, 5, 1, ("gelu",), None),
     "fp8": ("quantised", 48, 5, 1, (), None),
+    "fp8 of a norm": ("layernorm", 264, 5, 1, (*ALL, "fp8"), small(64, 8)),
+    "dropout": ("rmsnorm", 264, 5, 2, ("residual", "dropout"), small(32, 8)),
+    "dropout backward": (
+        "layernorm_backward",
+        264,
+        7,
+        1,
+        ("residual", "dropout"),
+        small(32, 8, 2, stages=2),
+    ),
+    "in place": ("cross_entropy_both", 520, 6, 1, (), small(64, 8)),
+    "in place over a cluster": ("cross_entropy_both", 520, 6, 1, (), small(32, 8, cluster=2)),
+    "one exchange": ("softmax", 1032, 3, 1, (), small(64, 8, cluster=2)),
 }
 
 
 def case(name):
     op, columns, rows, each, options, schedule = CASES[name]
     program = row_program(RowConfig(op, columns, each, options=frozenset(options)))
-    return program, schedule or simt(program), {"m": rows, "n": columns, "parts": 3}
+    return (
+        program,
+        schedule or simt(program),
+        {"m": rows, "n": columns, "parts": 3, "words": 2, "seeds": 2},
+    )
 
 
 def values_of(program, sizes):
@@ -55,6 +73,8 @@ def values_of(program, sizes):
         found[one.name] = random.integers(0, 20, shape) if whole else random.normal(size=shape)
         if whole:
             found[one.name][1] = -100
+        elif one.name == "x" and program.name == "softmax":
+            found[one.name][0, 64 : shape[1] // 2] = -np.inf  # of some warps all
     return found
 
 
@@ -67,7 +87,7 @@ def library():
 def test_the_emitted_code_means_the_program(library, number):
     program, _, sizes = case(list(CASES)[number])
     values = values_of(program, sizes)
-    scalars = {var.name: 1e-6 for var in program.scalars}
+    scalars = {var.name: {"eps": 1e-6, "p": 0.3}[var.name] for var in program.scalars}
     want = interpret(program, values, scalars)
     got = library.run(number, program, values, scalars, blocks=4)
     for name, right in want.items():
@@ -75,15 +95,20 @@ def test_the_emitted_code_means_the_program(library, number):
 
 
 def test_rotary_and_sums_on_the_emulated_machine():
-    turned = rotary(RowConfig("rotary", 32, 4, options=frozenset({"pairs", "inverse"})))
+    turned, placed = (
+        rotary(RowConfig("rotary", 32, 4, options=frozenset({"pairs", "inverse", *more})))
+        for more in ((), ("place",))
+    )
     sums, schedule = sums_kernel(BF16)
-    made = Library([emit_simt(turned, simt(turned), "sm_90a"), emit_simt(sums, schedule, "sm_90a")])
+    kernels = ((turned, simt(turned)), (placed, simt(placed)), (sums, schedule))
+    made = Library([emit_simt(program, plan, "sm_90a") for program, plan in kernels])
     sizes = {"b": 2, "m": 6, "h": 2, "n": 16, "two": 2, "half": 16, "parts": 70}
-    for number, program in enumerate((turned, sums)):
+    for number, (program, _) in enumerate(kernels):
         values = values_of(program, sizes)
         want = interpret(program, values)
         got = made.run(number, program, values, {}, blocks=4)
-        assert np.allclose(got["y"], want["y"], rtol=2**-6, atol=1e-3)
+        result = "x" if program is placed else "y"
+        assert np.allclose(got[result], want[result], rtol=2**-6, atol=1e-3)
 
 
 def test_a_class_is_picked_and_not_compared():
@@ -100,6 +125,13 @@ def test_what_is_loaded_again_is_copied_once():
     assert len(ahead.copies) == 4 and len(ahead.slots) == 6
 
 
+def test_a_softmax_over_warps_exchanges_once():
+    for name, exchanges in (("one exchange", 1), ("picked", 1), ("several exchanges", 1)):
+        program, schedule, _ = case(name)
+        text = emit_simt(program, schedule, "sm_90a").text
+        assert text[text.index("extern") :].count("combine_blocks<") == exchanges, name
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("columns", [64, 1000, 5003, 8192, 65536, 131072])
 def test_every_length_has_a_schedule_that_fits(op, columns):
@@ -112,3 +144,109 @@ def test_a_cluster_does_not_move_elements_between_columns():
     program = row_program(RowConfig("softmax", 64))
     with pytest.raises(InputError, match="clusters have code for sm_90, not sm_80"):
         simt_facts(program, small(32, 1, cluster=2), "sm_80")
+
+
+def weighted(body):
+    """The sums of a row program that take one exchange, under a schedule of two warps a row."""
+    specs = {name: t.array(t.FP32, dims) for name, dims in (("x", "m n"), ("y", "m n"), ("z", "m"))}
+
+    def whole(x, y, z):
+        (i,) = t.grid(m=t.size("m"))
+        rows, cols = t.span(i, 1), t.span(0, 512)
+
+        def put(tile):
+            t.store(*((y, rows, cols) if len(tile.var.type.axes) == 2 else (z, rows)), tile=tile)
+
+        body(t.load(x, rows, cols), put)
+
+    program = t.trace(whole, specs, name="weighted")
+    return simt_facts(program, small(64, 4), "sm_90a").weighted
+
+
+def both(x, scale=1.0, minus=1.0):
+    """The largest value of a row, and exponentials below it."""
+    top = t.max_along(x, "n")
+    return top, t.exp2(x * scale - top * minus)
+
+
+def softmax(x, put):
+    _, weights = both(x, 2.0, 2.0)
+    put(weights * (1.0 / t.sum_along(weights, "n")))
+
+
+def exponentials_of_e(x, put):
+    top = t.max_along(x, "n")
+    put(top + t.log(t.sum_along(t.exp(x - top), "n")))
+
+
+def stored_weights(x, put):
+    _, weights = both(x)
+    put(weights)
+    put(t.sum_along(weights, "n"))
+
+
+def weights_used_before(x, put):
+    _, weights = both(x)
+    put(weights * 2.0)
+    put(t.sum_along(weights, "n"))
+
+
+def weights_of_tiles(x, put):
+    _, weights = both(x)
+    put(t.sum_along(weights, "n"))
+    put(weights * x)
+
+
+def weights_added_to(x, put):
+    _, weights = both(x)
+    put(weights + t.sum_along(weights, "n"))
+
+
+def top_read_in_a_loop(x, put):
+    top, weights = both(x)
+    for _ in t.loop(2):
+        put(top)
+    put(t.sum_along(weights, "n"))
+
+
+def another_scale(x, put):
+    put(t.sum_along(both(x, 2.0)[1], "n"))
+
+
+def negative_scale(x, put):
+    put(t.sum_along(both(x, -1.0, -1.0)[1], "n"))
+
+
+def top_read_before(x, put):
+    top, weights = both(x)
+    put(top)
+    put(t.sum_along(weights, "n"))
+
+
+def top_of_another_tile(x, put):
+    top = t.max_along(x + 1.0, "n")
+    put(t.sum_along(t.exp2(x - top), "n"))
+
+
+@pytest.mark.parametrize(("body", "sums", "products"), [(softmax, 1, 1), (exponentials_of_e, 1, 0)])
+def test_sums_that_take_one_exchange(body, sums, products):
+    found = weighted(body)
+    assert (len(found.sums), len(found.tops), len(found.products)) == (sums, sums, products)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        stored_weights,
+        weights_used_before,
+        weights_of_tiles,
+        weights_added_to,
+        top_read_in_a_loop,
+        another_scale,
+        negative_scale,
+        top_read_before,
+        top_of_another_tile,
+    ],
+)
+def test_sums_that_need_the_largest_value_of_the_row_first(body):
+    assert not weighted(body).sums

@@ -95,7 +95,7 @@ def test_the_points_are_those_of_the_tuned_table(report: Path, data: dict[str, l
     space = data["space"]
     assert sum(point["built"] for point in space) == 1 and len(space) > 1
     assert all(point["predicted"] > 0 and point["mhz"] > 0 for point in space)
-    assert f"Of {len(space)} points the next is {space[1]['name']}" in report.read_text()
+    assert f"The next of {len(space)} kernels, {space[1]['name']}, takes" in report.read_text()
 
 
 def test_a_step_ends_with_its_block() -> None:
@@ -117,9 +117,12 @@ def test_a_step_ends_with_its_block() -> None:
 @pytest.mark.parametrize(
     ("measured", "said"),
     [
-        ((10.0, 11.0), "It takes 10.0% longer as measured. By the model its tasks take 25.0% more"),
+        (
+            (10.0, 11.0),
+            "other, takes 10.0% longer as measured. By the model its tasks take 25.0% more",
+        ),
         ((10.0, None), "20.0% less as predicted; it was not measured at these sizes, this one was"),
-        ((None, None), "It takes 20.0% less as predicted."),
+        ((None, None), "The next of 2 kernels, other, takes 20.0% less as predicted."),
     ],
 )
 def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:

@@ -676,14 +676,19 @@ def stale_info(code: Code) -> Iterator[Mutant]:
     editor = Editor(code.cubin, code.kernel.name)
     for offset in sorted(nvinfo.rewritten_offsets(code.kernel.info)):
         index = offset // 16
-        first, last = editor.window(index, 1)
-        block, here = editor.position(index)
-        for to in {first, last} - {here}:
-            before = editor.states[block], editor.controls(block)
-            editor.move(index, to)
-            assert editor.info() != code.kernel.info
-            yield Mutant(partial(code.file, editor.words()), code.name(index))
-            editor.restore(block, *before)
+        for to in {*editor.window(index, 1)} - {editor.position(index)[1]}:
+            yield Mutant(partial(_moved, code, editor, index, to), code.name(index))
+
+
+def _moved(code: Code, editor: Editor, index: int, to: int) -> bytes:
+    """The file after one move, without what the move changes in `.nv.info`."""
+    block, _ = editor.position(index)
+    before = editor.states[block], editor.controls(block)
+    editor.move(index, to)
+    assert editor.info() != code.kernel.info
+    made = code.file(editor.words())
+    editor.restore(block, *before)
+    return made
 
 
 def damaged_info(code: Code) -> Iterator[Mutant]:

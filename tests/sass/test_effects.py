@@ -59,7 +59,7 @@ def _names(*groups: set[int]) -> list[list[str]]:
 
 
 def test_equal_nvdisasm(corpus: list[Path]) -> None:
-    rows = [compare(path) for path in corpus[::2]]  # nvdisasm takes long
+    rows = [compare(path) for path in corpus[::3]]  # nvdisasm takes long
     count = sum(row[0] for row in rows)
     compared = sum(row[0] > 0 for row in rows)
     exempt = sum((row[1] for row in rows), Counter[str]())

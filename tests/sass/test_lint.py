@@ -71,7 +71,7 @@ def with_destination(item: Instruction, register: int) -> int:
 
 
 def test_no_error_on_any_cubin_of_the_corpus(corpus: list[Path]) -> None:
-    assert len(corpus) >= 50
+    assert len(corpus) >= 45
     with ThreadPoolExecutor(2) as pool:
         for path, kernels in zip(
             corpus, pool.map(lambda path: decode_all(load(path)), corpus), strict=True

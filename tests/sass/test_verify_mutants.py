@@ -37,7 +37,7 @@ CUBINS = (
     "triton_attention_128x64_w8_s3_sm80",
     "triton_attention_128x64_w8_s3_sm90",
     "triton_batched_gemm_128x128x64_w8_s4_sm90",
-    "triton_gemm_leaky_relu_128x128x64x8_w4_s4_sm80",
+    "triton_gemm_leaky_relu_128x256x64x8_w8_s3_sm80",
     "triton_layernorm_1x4096_w8_s1_sm80",
     "triton_rmsnorm_2x4096_w8_s2_sm90",
     "triton_scan_sm80",

@@ -76,11 +76,11 @@ COMMANDS = {
     "one iteration needs": ("large.json",),
     "'rouws'": ("attention", "--set", "rouws=1"),
     "--set depth: a JSON graph has neither": ("large.json", "--set", "depth=1"),
-    "no loop j with a matmul, expected one of ['i']": ("attention", "--loop", "j"),
+    "no loop j with a matmul, expected one of i": ("attention", "--loop", "j"),
     "loops of kernels are scheduled for Hopper": ("attention", "--gpu", "a100"),
     "--groups and --registers are for a graph": ("attention", "--registers", "200"),
     "unknown cost 'speed'": ("attention", "--costs", "speed=1"),
-    "expected one of ('low', 'nominal', 'high')": ("attention", "--at", "worst"),
+    "expected one of low, nominal, high": ("attention", "--at", "worst"),
     "--groups -1": ("large.json", "--registers", "255", "--gpu", "h100", "--groups", "-1"),
     "is a directory": ("gemm", "--svg", "."),
 }

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.tile.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, dtype, round_to
+from warploom.tile.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, dtype, round_to, round_wide
 
 SMALL = (E4M3, E5M2)
 
@@ -59,6 +59,18 @@ def test_fp16_agrees_with_numpy(value):
     with np.errstate(over="ignore"):
         want = np.float32(value).astype(np.float16).astype(np.float32)
     assert round_to(FP16, np.array([value]))[0] == want
+
+
+@pytest.mark.parametrize("kind", [BF16, FP16], ids=str)
+def test_words_of_fp32_are_rounded_as_wider_numbers_are(kind):
+    """Beside every upper half of a word, lower halves at and next to the middle."""
+    lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    words = (np.arange(1 << 16, dtype=np.uint32)[:, None] << np.uint32(16)) | lower
+    values = words.view(np.float32)
+    got, numbers = round_to(kind, values), ~np.isnan(values)
+    want = round_wide(kind, np.where(numbers, values, 0.0).astype(np.float64))
+    assert got.dtype == np.float32 and np.isnan(got[~numbers]).all()
+    assert np.array_equal(got[numbers].view(np.uint32), want[numbers].view(np.uint32))
 
 
 @given(st.integers(0, 2**32 - 1))

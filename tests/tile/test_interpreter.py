@@ -160,3 +160,39 @@ def test_each_task_of_a_cluster_has_its_part_of_the_sum_of_all(width) -> None:
     assert {name for name, _ in program.grid} == set(tasks[0])
     assert np.array_equal(t.interpret(program, arrays)["y"], want)
     assert np.array_equal(t.interpret(program, arrays, tasks=tasks)["y"], want)
+
+
+def test_whole_quotients_are_rounded_down() -> None:
+    def body(y) -> None:
+        tile = (t.coordinate("m", 32) - 16) // 5
+        t.store(y, t.span(0, 32, "m"), tile=tile)
+
+    program = t.trace(body, {"y": t.array(t.INT32, "m")}, name="quotients")
+    want = [n // 5 for n in range(-16, 16)]
+    assert t.interpret(program, {"y": np.zeros(32, np.int32)})["y"].tolist() == want
+
+
+@pytest.mark.parametrize(("by", "kind"), [(0, t.INT32), (2.0, t.INT32), (2, t.FP32)])
+def test_other_whole_quotients_are_refused(by, kind) -> None:
+    def body(y) -> None:
+        t.store(y, t.span(0, 32, "m"), tile=t.coordinate("m", 32).cast(kind) // by)
+
+    with pytest.raises(InputError, match=r"a whole number above 0|needs an int32 tile"):
+        t.trace(body, {"y": t.array(kind, "m")}, name="quotients")
+
+
+def test_random_bits_are_those_of_philox() -> None:
+    """The block of zeros is that of Random123's known answers; other numbers give others."""
+
+    def drawn(row, key) -> list[int]:
+        def body(y) -> None:
+            keys = (t.full(word, t.INT32) for word in (key, 0))
+            draw = t.philox(t.coordinate("m", 1, row), t.coordinate("n", 4), *keys)
+            t.store(y, t.span(0, 1), t.span(0, 4), tile=draw)
+
+        program = t.trace(body, {"y": t.array(t.INT32, "m n")}, name="drawn")
+        found = t.interpret(program, {"y": np.zeros((1, 4))})["y"]
+        return [int(x) & 0xFFFFFFFF for x in found[0]]
+
+    assert drawn(0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert len({*drawn(0, 0), *drawn(1, 0), *drawn(0, -1), *drawn(-1, 0)}) == 16

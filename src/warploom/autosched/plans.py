@@ -187,7 +187,7 @@ def sliceable(program: Program) -> bool:
 
 
 def sliced(program: Program, parts: int) -> Program:
-    """With its contracted axis cut into parts, unless it came so."""
+    """The program with its contracted axis cut into parts, unless it is already."""
     if _is_sliced(program):
         return program
     (whole,) = {var.type.shape[-1] for var in sum_loop(program).sums}

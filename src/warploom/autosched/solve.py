@@ -146,7 +146,7 @@ def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: s
             return _problem(found, Search(), Rules())
     known = [loop.index for loop in program.loops()]
     raise InputError(
-        f"{program.name}: no loop {name} with a matmul, expected one of {known}"
+        f"{program.name}: no loop {name} with a matmul, expected one of {', '.join(known)}"
         if known
         else f"{program.name} has no loop to schedule"
     )

@@ -18,7 +18,9 @@ def emulate(
     ],
     seed: Annotated[int | None, typer.Option(help="replay this order of events")] = None,
     seeds: Annotated[int, typer.Option(help="try so many orders of events")] = SEEDS,
-    timeout: Annotated[float, typer.Option(help="seconds for a run of a FILE.cu")] = SECONDS,
+    timeout: Annotated[
+        float | None, typer.Option(help=f"seconds for a run of a FILE.cu; {SECONDS:g} unless given")
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Run a kernel on an emulated Hopper: exit 1 with both sides of the first fault."""

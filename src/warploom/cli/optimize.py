@@ -99,7 +99,10 @@ def _search(request: OptimizeSettings, out: Path, as_json: bool) -> None:
     try:
         found = run_optimize(request, out, _say)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; what lies in {out} is whole") from None
+        left = f"what lies in {out} is whole" if out.exists() else f"nothing is in {out} yet"
+        raise Interrupted(
+            f"interrupted; {left}, and the same command takes up what was compiled"
+        ) from None
     typer.echo(json.dumps(found.to_json()) if as_json else summary(found))
 
 

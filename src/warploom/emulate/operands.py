@@ -43,7 +43,7 @@ class Operand:
     written: bool = False
 
     def value(self, kind: str) -> str:
-        """It as C++ of that type."""
+        """The operand as C++ of that type."""
         if self.kind == "special":
             if self.text not in SPECIAL:
                 raise InputError(f"PTX register %{self.text} is not in the emulated subset")

@@ -14,6 +14,7 @@ from warploom.errors import InputError
 
 MARK = "\nFAULT "
 FAULT_CODE = 86
+WATCH = "static const int emulated = host::watch();\n"
 SECONDS = 120.0
 
 
@@ -38,7 +39,7 @@ class CudaProgram:
                 f"{name}: no main: the emulation runs a whole program, which launches its kernels "
                 "by <<<...>>> and returns 0 where their results are right"
             )
-        self.path = compiled(f'#line 1 "{name}"\n{body}', name, shared=False)
+        self.path = compiled(f'#line 1 "{name}"\n{body}\n{WATCH}', name, shared=False)
 
     @classmethod
     def of(cls, path: Path) -> CudaProgram:

@@ -54,7 +54,9 @@ def read(path: Path) -> str:
     """The text of a file."""
     try:
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: {error}") from None
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
+from warploom.codegen.compile.build import compile_source
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
 from warploom.errors import CheckFailed, WarploomError
 from warploom.perf.extract import extract
-from warploom.perf.launch_time import Launch, at_bounds
+from warploom.perf.launch_time import Launch, LaunchTime, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
@@ -32,12 +34,12 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
     try:
         selected = space.selected(point, gpu)
         bound = bound_of(selected, sizes, gpu)
-        if bound >= best:
+        if bound > best:
             return {"pruned": True, "bound": bound}
-        built = selected.build()
+        cubin, _ = compile_source(selected.emitted(), selected.arch, selected.allow)
         assert isinstance(selected.schedule, KernelSchedule)
         launch = Launch(selected.program, selected.launch, sizes, gpu)
-        found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
+        found = replay(selected.program, selected.schedule, cubin, gpu, rates=launch.rates())
         outcome = told(launch, found, bound)
         if (predicted := launch.time(found).microseconds) < bound:
             raise CheckFailed(
@@ -61,14 +63,35 @@ def told(launch: Launch, found: Replay, bound: float) -> Outcome:
         "limits": time_.limits,
         "busy": time_.busy,
         "overhead": time_.overhead,
+        "alone": time_.alone,
+        "rates": dict(launch.rates()),
     }
+
+
+def elsewhere(
+    space: Space, point: Point, known: Mapping[str, Any], sizes: Mapping[str, int], gpu: str
+) -> Outcome | None:
+    """The outcome of a point from what is known of it at other sizes: its machine code takes as
+    long where its loads come as fast. None where they do not, or what is known cannot be read."""
+    try:
+        walked = Replay.from_json(known["replay"])
+        launch = Launch(*space.laid_out(space.rewritten(point), point), sizes, gpu)
+        if dict(launch.rates()) != known["rates"]:
+            return None
+        ideal = launch.time(at_bounds({name: one.bound for name, one in walked.loops.items()}))
+        return told(launch, walked, _bound(ideal))
+    except (WarploomError, KeyError, TypeError, ValueError):
+        return None
 
 
 def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     """Microseconds that no order of these loops is below: each iteration at its bound, on all SMs
     all the time, at the highest clock."""
     launch = Launch(selected.program, selected.launch, sizes, gpu)
-    ideal = launch.time(at_bounds(bounds_of(selected, gpu)))
+    return _bound(launch.time(at_bounds(bounds_of(selected, gpu))))
+
+
+def _bound(ideal: LaunchTime) -> float:
     return max(ideal.memory, ideal.busy * ideal.microseconds)
 
 

@@ -1,21 +1,16 @@
 """The search through a space of kernels: bounds first, then what compiles, replayed.
 
-Stages, each from the best of the one before:
-
-    known       points that were tried at other sizes of the arrays, ranked by the model from their
-                replays there
-    sizes       choices of open sizes, with all rewrites, in the usual order, those first whose
-                launch is shortest with its loops at their bounds; in fewer groups where the sums
-                of their matmuls need the registers; where that spills, in the order that needs
-                fewest
-    forms       other choices of rewrites for the fastest sizes
-    plans       launch plans of the fastest, ranked by the model from what is known of the loops;
-                the first ones are compiled
-    orders      other pipelines of the fastest
-    variations  options that change the code: what of the next task begins early, stores, registers,
-                blocks that share an SM; again, until none is a gain
+    known       points that were tried at other sizes of the arrays: those whose loads come as fast
+                here are told by the model from their replays there, and of the others it ranks
+                those that are tried again
+    first       the author's sizes with all rewrites, in the usual order of the loops
+    explored    whatever is likely to be the fastest by what was tried so far (`engine.estimate`):
+                open sizes, rewrites, orders, and of the fastest points of several forms other
+                launch plans and options that change the code
     solved      the solver's order for the fastest
 
+Open sizes come with the launch plan that is fastest with their loops at their bounds. Other plans
+of a point that was tried are ranked by the model from its replay, and only the first are compiled.
 A point whose bound lies above the best time predicted so far is not compiled: no schedule of its
 loops is faster. Points are tried in worker processes, and every outcome is a row of the store as
 soon as it is known; a worker that dies or hangs costs the point that it was at.
@@ -31,95 +26,36 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
-from math import floor, inf, log
+from math import inf
 from multiprocessing import get_context, parent_process
 
 from warploom import toolchain
-from warploom.autosched.plans import (
-    GRID,
-    LEFT_TO_SOLVER,
-    fits,
-    growing_axis,
-    ordered,
-    plans,
-    values,
-    variations,
-)
+from warploom.autosched.plans import LEFT_TO_SOLVER
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
-from warploom.engine.outcome import Outcome, bounds_of, crowded, tried
-from warploom.engine.points import Space, orders
+from warploom.engine.candidates import Candidates, Sizes
+from warploom.engine.explored import Explored, Found
+from warploom.engine.outcome import Outcome, elsewhere, tried
+from warploom.engine.points import Space
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
-from warploom.perf.launch_time import MODEL, Launch, at_bounds
+from warploom.perf.launch_time import MODEL, Launch
 from warploom.perf.replay import Replay
-from warploom.rewrites.rules import NEARLY_ALWAYS, Form
-from warploom.tile import Program
 
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
-# How many of the fastest get other rewrites, plans, orders, variations and the solver's order.
-BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 4, 3, 2, 1), "thorough": (6, 8, 8, 4, 2)}
-# How many points of other array sizes are tried, and how many choices of open sizes.
-FIRST = {"quick": (2, 1), "normal": (8, 16), "thorough": (16, 1000)}
-TIE = 1.005  # times that close are taken as equal: the model's error is larger
+KNOWN = {"quick": 2, "normal": 8, "thorough": 16}  # points of other array sizes that are tried
+SOLVED_OF = {"quick": 0, "normal": 1, "thorough": 2}  # forms that get the solver's order
+FIRST = 8  # sizes that are tried where the author's are of no use
+LOOK, SOLVING = 0.1, 0.15  # of the seconds: for the bounds of open sizes, and for the solver
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 NEAR = 1.25  # times the best at other sizes
 ROUNDING = 1e-6  # of a prediction that is made again
-STEP = 1.05  # times between which bounds do not tell
-PLANS = 3  # of a point that are compiled, of all that were ranked
 EFFORTS = tuple(SECONDS)
 SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Say = Callable[[str], None]
 Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
-
-
-@dataclass(frozen=True)
-class Found:
-    """A point with its outcome."""
-
-    point: Point
-    row: Row
-
-    @property
-    def microseconds(self) -> float:
-        """Predicted; infinite where the point is of no use."""
-        return float("inf") if self.row.predicted is None else self.row.predicted
-
-
-@dataclass
-class Explored:
-    """What a search tried; `keys` of its rows by point, `pruned` by bounds, `known` from before."""
-
-    found: list[Found] = field(default_factory=list[Found])
-    keys: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    pruned: int = 0
-    known: int = 0
-    late: int = 0
-
-    @property
-    def useful(self) -> list[Found]:
-        """Points that compile, the fastest first; of those that tie with it the plainest first."""
-        ranked = [one for one in self.found if one.row.predicted is not None]
-        ranked.sort(key=lambda one: one.microseconds)
-        near = sum(one.microseconds <= TIE * self.best for one in ranked)
-        plain = sorted(ranked[:near], key=lambda one: len(one.point.rules) + len(one.point.plan))
-        return plain + ranked[near:]
-
-    @property
-    def best(self) -> float:
-        """The least time predicted."""
-        return min((one.microseconds for one in self.found), default=float("inf"))
-
-    def __str__(self) -> str:
-        refused = sum(bool(one.row.refused) for one in self.found)
-        told = [f"{len(self.found)} points"]
-        told += [f"{self.known} of them known from before"] * bool(self.known)
-        told += [f"{refused} refused"] * bool(refused)
-        told += [f"{self.pruned} pruned by their bounds"] * bool(self.pruned)
-        told += [f"{self.late} left out, as the time was over"] * bool(self.late)
-        return ", ".join(told)
 
 
 def search(
@@ -152,41 +88,80 @@ class _Search:
     ) -> None:
         self.space, self.sizes, self.gpu, self.store = space, dict(sizes), gpu, store
         self.effort, self.say = effort, say
+        solving = SOLVING if SOLVED_OF[effort] else 0.0
         self.end = time.monotonic() + SECONDS[effort]
+        self.explored_until = self.end - solving * SECONDS[effort]
         self.explored = Explored()
-        self.tried: set[Point] = set()
+        self.candidates = Candidates(space, self.sizes, gpu)
         self.told = float("inf")
         self.compiler = compiler()
         self.evaluate: Evaluate = tried
         self.workers = os.cpu_count() or 1
         self.pool: ProcessPoolExecutor | None = None
-        self.programs: dict[tuple[tuple[str, str], ...], str] = {}
+        self.programs: dict[Sizes, str] = {}
 
     def run(self) -> Explored:
-        """All stages."""
-        of_forms, of_plans, of_orders, of_variations, of_solved = BEST_OF[self.effort]
-        of_known, of_sizes = FIRST[self.effort]
+        """What an earlier search with as much effort found here, or else all stages."""
+        if self._told_before():
+            return self.explored
         try:
-            self._try(self._elsewhere(of_known))
-            self._try(self._sizes(of_sizes))
-            self._try(self._spilled())
-            self._try(self._varied(of_forms, self._forms, lambda point: point.settings))
-            self._try(self._refused())
-            self._try(self._spilled())
-            self._try(self._varied(of_plans, self._plans))
-            self._try(self._varied(of_orders, self._orders))
-            best = float("inf")
-            while of_variations and self.explored.best < best and time.monotonic() < self.end:
-                best = self.explored.best
-                self._try(self._varied(of_variations, self._variations))
-            self._try(self._varied(of_solved, self._solved))
+            self._try(self._elsewhere(KNOWN[self.effort]))
+            self._try(islice(self.candidates.first(), 1))
+            if not self.explored.useful:
+                self._try(islice(self.candidates.first(), 1, FIRST))
+            self._explore()
+            self._try(self._solved(SOLVED_OF[self.effort]))
         finally:
             self._close()
+        points = [one.point.to_json() for one in self.explored.found]
+        if self.evaluate is tried:
+            self.store.put(self._search_key(), Row(told={"points": points}))
         return self.explored
 
+    def _told_before(self) -> bool:
+        """Whether the store has what a search with this effort found, point by point."""
+        row = self.store.find(self._search_key())
+        points = (row.told or {}).get("points", ()) if row else ()
+        for point in map(Point.from_json, points):
+            row = self.store.find(self._key(point))
+            if row is None or not self._holds(point, row):
+                self.explored = Explored()
+                return False
+            self.explored.known += 1
+            self._keep(Found(point, row))
+        return bool(points)
+
+    def _explore(self) -> None:
+        """What is likely to be the fastest, one after the other."""
+        self._look_at_sizes()
+        self._in_workers(self._next)
+        if time.monotonic() >= self.explored_until:
+            self.explored.late += self.candidates.left(self.explored.goal)
+
+    def _look_at_sizes(self) -> None:
+        """Open sizes become candidates, the author's first, as long as the effort allows."""
+        until = time.monotonic() + LOOK * SECONDS[self.effort]
+        for settings in self.space.sizes():
+            try:
+                self.candidates.ideal(settings)
+            except WarploomError as error:
+                self.say(f"sizes {dict(settings)}: {error}")
+            if time.monotonic() > until:
+                break
+        self.candidates.trim()
+
+    def _next(self) -> Point | None:
+        """The next point that no row of the store tells of."""
+        while time.monotonic() < self.explored_until:
+            point = self.candidates.next(self.explored.goal)
+            if point is None or not self._is_known(point):
+                return point
+        return None
+
     def _elsewhere(self, count: int) -> list[Point]:
-        """The points of least predicted time, by replays of them at other array sizes; what was far
-        from the best there is not asked for."""
+        """The points of least predicted time, by replays of them at other array sizes, that have to
+        be tried here; others are told at once. What was far from the best there is not asked
+        for."""
         known: list[tuple[str, Point, Row]] = []
         for settings in self.space.sizes():
             try:
@@ -200,180 +175,65 @@ class _Search:
         best: dict[str, float] = {}
         for sizes, _, row in known:
             best[sizes] = min(row.predicted or inf, best.get(sizes, inf))
-        fastest: dict[Point, float] = {}
+        here = json.dumps(dict(sorted(self.sizes.items())))
+        self._try(point for sizes, point, _ in known if sizes == here)
+        fastest: dict[Point, tuple[float, Outcome | None]] = {}
         for sizes, point, row in known:
-            if point not in fastest and (row.predicted or inf) <= NEAR * best[sizes]:
-                fastest[point] = self._guess(point, row)
-        ranked = sorted(fastest, key=lambda point: fastest[point])
-        return [point for point in ranked[:count] if fastest[point] < inf]
+            if point in self.candidates.taken:
+                continue
+            _, exact = fastest.get(point, (inf, None))
+            if exact is None and (row.predicted or inf) <= NEAR * best[sizes]:
+                fastest[point] = self._there(point, row)
+        ranked = sorted(fastest, key=lambda point: fastest[point][0])
+        for point in ranked:
+            if (outcome := fastest[point][1]) is not None:
+                self.explored.known += 1
+                self._take(point, outcome)
+        left = [point for point in ranked if fastest[point][0] < inf and not fastest[point][1]]
+        return left[:count]
+
+    def _there(self, point: Point, row: Row) -> tuple[float, Outcome | None]:
+        """Microseconds at the sizes of this search of a point that was tried at others; and its
+        outcome, where its loads come as fast there."""
+        exact = None
+        if self.evaluate is tried:
+            exact = elsewhere(self.space, point, row.told or {}, self.sizes, self.gpu)
+        predicted = (exact or {}).get("predicted")
+        return predicted if isinstance(predicted, float) else self._guess(point, row), exact
 
     def _guess(self, point: Point, row: Row) -> float:
         """Microseconds at the sizes of this search, from a replay at others; infinite where there
         is none that can be read, or the plan does not fit."""
         try:
             walked = Replay.from_json((row.told or {})["replay"])
-            laid_out = self.space.laid_out(self._program(point), point)
+            laid_out = self.space.laid_out(self.space.rewritten(point), point)
             return Launch(*laid_out, self.sizes, self.gpu).time(walked).microseconds
         except (WarploomError, KeyError, TypeError, ValueError):
             return float("inf")
 
-    def _sizes(self, count: int) -> Iterator[Point]:
-        """Choices of open sizes: the author's first one, or those of the shortest launch with
-        loops at their bounds; of those within `STEP` of another first what loads fewest bytes."""
-        found: list[tuple[tuple[float, float], tuple[Point, ...]]] = []
-        for settings in self.space.sizes():
-            try:
-                most = max(self.space.forms(settings), key=lambda form: len(form.rules))
-            except WarploomError as error:
-                self.say(f"sizes {dict(settings)}: {error}")
-                continue
-            points = tuple(self._usual(settings, most))
-            if not points:
-                continue
-            if count == 1:
-                yield from points
-                return
-            found.append((self._ideal(points[0]), points))
-        best = min((time_ for (time_, _), _ in found), default=inf)
-
-        def rank(one: tuple[tuple[float, float], tuple[Point, ...]]) -> tuple[float, float]:
-            (time_, loaded), _ = one
-            return (floor(log(time_ / best, STEP)) if 0 < time_ < inf else time_), loaded
-
-        for _, points in sorted(found, key=rank)[:count]:
-            yield from points
-
-    def _ideal(self, point: Point) -> tuple[float, float]:
-        """Time with loops at their bounds and nothing around them, tasks shared out as evenly as
-        they can be; and the bytes that its tasks load. Infinite for a point that is not legal, or
-        likely to spill."""
-        program = self._program(point)
-        plan = ("balance=dynamic",) * bool(growing_axis(program))
-        try:
-            selected = self.space.selected(point, self.gpu)
-            if crowded(selected):
-                return inf, inf
-            cycles = bounds_of(selected, self.gpu)
-            laid_out = self.space.laid_out(program, replace(point, plan=plan))
-            launch = Launch(*laid_out, self.sizes, self.gpu)
-            time_ = launch.time(at_bounds(cycles)).microseconds
-        except WarploomError:
-            return inf, inf
-        return time_, launch.loaded
-
-    def _forms(self, one: Found) -> Iterator[Point]:
-        """Other rewrites, each with the most that a form allows to begin of the next task: one
-        loop may go on where the last task's ends, and is worth more with it than without."""
-        kept = NEARLY_ALWAYS.intersection(one.point.rules if one.row.predicted is not None else ())
-        for form in self.space.forms(one.point.settings):
-            if not kept.issubset(form.rules):
-                continue
-            tasks = values(form.program, "task")
-            plan = (f"task={tasks[-1]}",) if tasks and self.effort != "quick" else ()
-            for point in self._usual(one.point.settings, form):
-                yield replace(point, plan=plan)
-
-    def _usual(self, settings: tuple[tuple[str, str], ...], form: Form) -> Iterator[Point]:
-        for name in orders(form.program)[:1]:
-            point = Point(settings, form.rules, name)
-            yield next(self._roomy(point, form.program), point)
-
-    def _roomy(self, point: Point, program: Program) -> Iterator[Point]:
-        """The point, then with fewer and fewer groups, whose threads have more registers, where
-        these hold the sums."""
-        for groups in ("", *reversed(values(program, "groups"))):
-            other = point.having(f"groups={groups}")
-            try:
-                if not crowded(self.space.selected(other, self.gpu)):
-                    yield other
-            except WarploomError:
-                continue
-
-    def _spilled(self) -> Iterator[Point]:
-        """Forms that need more registers than there are, in the order that needs fewest: groups
-        do not hold one result while another one takes its turn. Else in fewer groups."""
-        for one in list(self.explored.found):
-            if "spills" not in one.row.refused:
-                continue
-            if one.point.order.startswith("pingpong"):
-                yield replace(one.point, order="overlapped-early")
-            else:
-                others = self._roomy(one.point, self._program(one.point))
-                yield from islice((other for other in others if other != one.point), 1)
-
-    def _refused(self) -> Iterator[Point]:
-        """Other forms of the first sizes, where no point is of use with all rewrites."""
-        if not self.explored.useful:
-            for one in self.explored.found[:1]:
-                yield from self._forms(one)
-
-    def _orders(self, one: Found) -> list[Point]:
-        return [replace(one.point, order=name) for name in orders(self._program(one.point))]
-
-    def _program(self, point: Point) -> Program:
-        return self.space.rewritten(point)
-
-    def _plans(self, one: Found) -> list[Point]:
-        """The plans of least predicted time, as if they left the machine code as it is."""
-        point, walked = one.point, Replay.from_json((one.row.told or {})["replay"])
-        program = self._program(point)
-        fastest: dict[tuple[str, ...], tuple[float, Point]] = {}  # of those that differ in rasters
-        code = [word for word in point.plan if word.partition("=")[0] not in GRID]
-        for words in plans(program):
-            if time.monotonic() > self.end:
-                break
-            if not fits((*words, *code)):
-                continue
-            other = replace(point, plan=ordered((*words, *code)))
-            try:
-                launch = Launch(*self.space.laid_out(program, other), self.sizes, self.gpu)
-                found = launch.time(walked).microseconds
-            except WarploomError:
-                continue
-            alike = tuple(word for word in other.plan if not word.startswith("raster="))
-            if alike not in fastest or found < fastest[alike][0]:
-                fastest[alike] = found, other
-        ranked = sorted(fastest.values(), key=lambda pair: pair[0])
-        return [other for _, other in ranked[:PLANS]]
-
-    def _variations(self, one: Found) -> list[Point]:
-        found = variations(self._program(one.point), one.point.plan)
-        return [replace(one.point, plan=words) for words in found]
-
-    @staticmethod
-    def _solved(one: Found) -> list[Point]:
-        left_to_it = (f"{option}=" for option in LEFT_TO_SOLVER)
-        return [replace(one.point.having(*left_to_it), order=SOLVED)]
-
-    def _varied(
-        self,
-        count: int,
-        vary: Callable[[Found], Iterable[Point]],
-        apart: Callable[[Point], object] = lambda point: point.rules,
-    ) -> Iterator[Point]:
-        """Neighbours of the fastest point of each of so many forms, or of what else is `apart`:
-        what a form is worth shows with the plans and orders that suit it."""
-        fastest: dict[object, Found] = {}
-        for one in self.explored.useful:
-            fastest.setdefault(apart(one.point), one)
-        for one in [*fastest.values()][:count]:
-            yield from vary(one)
+    def _solved(self, count: int) -> Iterator[Point]:
+        """The solver's order for the fastest point of so many forms."""
+        left_to_it = tuple(f"{option}=" for option in LEFT_TO_SOLVER)
+        for one in islice(list(self.explored.fastest(lambda point: point.rules)), count):
+            yield replace(one.point.having(*left_to_it), order=SOLVED)
 
     # ---- trying points
 
     def _try(self, points: Iterable[Point]) -> None:
-        fresh = [point for point in points if point not in self.tried]
-        self.tried.update(fresh)
-        ahead: list[Point] = []
-        for point in fresh:
-            row = self.store.find(self._key(point))
-            if row is None or not self._holds(point, row):
-                ahead.append(point)
-            else:
-                self.explored.known += 1
-                self._note(point, row)
-        if ahead:
-            self._in_workers(ahead)
+        fresh = [point for point in dict.fromkeys(points) if point not in self.candidates.taken]
+        self.candidates.taken.update(fresh)
+        ahead = iter([point for point in fresh if not self._is_known(point)])
+        self._in_workers(lambda: next(ahead, None))
+        self.explored.late += len(list(ahead))
+
+    def _is_known(self, point: Point) -> bool:
+        """Whether a row of the store tells of a point, which then counts as tried."""
+        row = self.store.find(self._key(point))
+        if row is None or not self._holds(point, row):
+            return False
+        self.explored.known += 1
+        self._note(point, row)
+        return True
 
     def _holds(self, point: Point, row: Row) -> bool:
         """Whether a row of the store says what the model says of its replay: one that does not is
@@ -387,21 +247,22 @@ class _Search:
         below = float(known.get("bound", inf)) > row.predicted
         return not below and abs(again - row.predicted) <= ROUNDING * again < inf
 
-    def _in_workers(self, points: list[Point]) -> None:
-        left = list(reversed(points))
-        while left:
-            running: dict[Future[Outcome], Point] = {}
+    def _in_workers(self, ahead: Callable[[], Point | None]) -> None:
+        """Try points, as long as there are any and the time is not over."""
+        again: list[Point] = []
+        running: dict[Future[Outcome], Point] = {}
+        while True:
             try:
-                while left or running:
-                    while left and len(running) < self.workers and time.monotonic() < self.end:
-                        point = left.pop()
-                        running[self._submit(point)] = point
-                    if not running:
-                        self.explored.late += len(left)
-                        return
-                    for done in wait(running, return_when=FIRST_COMPLETED).done:
-                        outcome = done.result()  # raises where a worker died
-                        self._take(running.pop(done), outcome)
+                while len(running) < self.workers and time.monotonic() < self.end:
+                    point = again.pop() if again else ahead()
+                    if point is None:
+                        break
+                    running[self._submit(point)] = point
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    outcome = done.result()  # raises where a worker died
+                    self._take(running.pop(done), outcome)
             except BrokenProcessPool:
                 self._close()
                 if len(running) == 1:
@@ -410,8 +271,9 @@ class _Search:
                     self._take(point, {"refused": died})
                 else:
                     # Which of them did it is not known: all are tried again, one at a time.
-                    left += list(running.values())
+                    again += list(running.values())
                 self.workers = 1
+                running = {}
 
     def _close(self) -> None:
         if self.pool is not None:
@@ -444,8 +306,9 @@ class _Search:
         self._note(point, row)
 
     def _note(self, point: Point, row: Row) -> None:
-        self.explored.found.append(Found(point, row))
-        self.explored.keys[str(point)] = self._key(point)
+        found = Found(point, row)
+        self._keep(found)
+        self.candidates.note(found, self.explored)
         if row.predicted is not None and row.predicted < self.told:
             self.told = row.predicted
             left = max(0.0, self.end - time.monotonic())
@@ -453,6 +316,21 @@ class _Search:
                 f"{len(self.explored.found)} points, best {row.predicted:.1f} us predicted: "
                 f"{point} (at most {left:.0f} s left)"
             )
+
+    def _keep(self, found: Found) -> None:
+        self.explored.found.append(found)
+        self.explored.keys[str(found.point)] = self._key(found.point)
+
+    def _search_key(self) -> tuple[str, ...]:
+        """What a search depends on, beside its points; no program has such a key."""
+        text = f"{self.space.free} {self.space.textbook(next(iter(self.space.sizes())))}"
+        sizes = json.dumps(dict(sorted(self.sizes.items())))
+        effort = f"{self.effort}, {SECONDS[self.effort]:g} s, solver {self.space.seconds:g} s"
+        return f"search {program_key(text)}", effort, sizes, self._machine, self.compiler
+
+    @property
+    def _machine(self) -> str:
+        return f"{self.gpu}, model {MODEL}"
 
     def _key(self, point: Point) -> tuple[str, ...]:
         """What the outcome of a point depends on."""
@@ -467,7 +345,7 @@ class _Search:
         """(program, GPU and model, compiler) of rows at a choice of open sizes."""
         if settings not in self.programs:
             self.programs[settings] = program_key(str(self.space.textbook(settings)))
-        return self.programs[settings], f"{self.gpu}, model {MODEL}", self.compiler
+        return self.programs[settings], self._machine, self.compiler
 
 
 def compiler() -> str:

@@ -13,8 +13,9 @@ from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.engine.explored import Explored
 from warploom.engine.points import Space
-from warploom.engine.search import Explored, search
+from warploom.engine.search import search
 from warploom.engine.store import PointStore
 from warploom.errors import MISSING, CheckFailed, DeviceError, ToolMissing, WarploomError
 from warploom.files import cache_folder
@@ -26,7 +27,8 @@ from warploom.perf.gates import Rates
 from warploom.perf.launch_time import Launch, why_slower
 from warploom.perf.replay import Prediction, replay
 
-MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
+MEASURED, MORE = 8, 8  # points that a GPU measures: of different forms, and what these tell of
+SHOWN = 12  # points of a search in the table
 
 POINTS = "points.sqlite"  # in the cache: every point that a search tried
 Offer = tuple[str, Selected | WarploomError]  # a schedule by name, or why there is none
@@ -66,14 +68,17 @@ def choose(
         trials.append(found.trial if isinstance(found, Usable) else found)
     if measuring and len(usable) > 1:
         usable = [_timed(one, settings, say) for one in usable]
+        usable += [*_likely(usable, explored, settings, say)]
+        known = {trial.name for trial in trials}
+        trials += [one.trial for one in usable if one.trial.name not in known]
         _remember(usable, explored.keys)
         timed = {one.trial.name: one.trial for one in usable}
         trials = [timed.get(trial.name, trial) for trial in trials]
         usable = [one for one in usable if not one.trial.refused]
     if not usable:
+        if lacking := [trial.refused for trial in trials if MISSING in trial.refused]:
+            raise ToolMissing(f"{settings.name}: {lacking[0]}")
         told = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
-        if trials and all(MISSING in trial.refused for trial in trials):
-            raise ToolMissing(f"{settings.name}: {told}")
         raise CheckFailed(f"{settings.name}: no schedule is of use: {told}")
     times = {trial.name: trial.microseconds for trial in trials}
     space = [
@@ -98,7 +103,7 @@ def _searched(
     usable: list[Usable] = []
     trials: list[Trial] = []
     wanted = MEASURED if measuring else 1
-    for one in explored.useful[:SHOWN]:
+    for one in explored.forms(SHOWN) if measuring else explored.useful[:SHOWN]:
         told, best = (found.row.told or {} for found in (one, explored.useful[0]))
         limits = str(told.get("limits", ""))
         if one is not explored.useful[0]:
@@ -117,6 +122,33 @@ def _searched(
             usable.append(found)
         trials.append(found.trial if isinstance(found, Usable) else found)
     return usable, trials, explored
+
+
+def _likely(
+    timed: list[Usable], explored: Explored, settings: OptimizeSettings, say: Say
+) -> Iterator[Usable]:
+    """More points of a search, measured: what is likely to be the fastest by those that were."""
+    times = {one.trial.name: one.trial.microseconds for one in timed}
+    space = Space(settings.name, settings.settings, settings.seconds)
+    sizes = full_sizes(settings.name, settings.settings)
+    points = {str(one.point): one.point for one in explored.useful}
+    measured = {points[name]: time for name, time in times.items() if name in points}
+    for _ in range(MORE if measured else 0):
+        one = next(iter(explored.likely(measured)), None)
+        if one is None:
+            return
+        measured[one.point] = None  # unless it is of use
+        selected = space.selected(one.point, settings.gpu)
+        rates = Launch(selected.program, selected.launch, sizes, settings.gpu).rates()
+        found = _tried(selected.name, selected, settings, say, rates)
+        if not isinstance(found, Usable):
+            continue
+        space.check(one.point, check_sizes(settings.name, settings.settings))
+        found = replace(found, trial=replace(found.trial, launch=one.row.predicted))
+        found = _timed(found, settings, say)
+        if found.trial.microseconds is not None and not found.trial.refused:
+            measured[one.point] = found.trial.microseconds
+            yield found
 
 
 def _remember(timed: list[Usable], keys: Mapping[str, tuple[str, ...]]) -> None:

@@ -56,24 +56,30 @@ class Emulated:
 
 def orders(seed: int | None, seeds: int) -> Sequence[int]:
     """The seeds to try: one that is to be replayed, or the first few."""
-    if seeds < 1 or (seed is not None and seed < 0):
-        raise InputError(f"--seeds {seeds} --seed {seed}: expected at least 1 and at least 0")
+    if seeds < 1:
+        raise InputError(f"--seeds {seeds}: expected at least 1")
+    if seed is not None and seed < 0:
+        raise InputError(f"--seed {seed}: expected at least 0")
     return range(1, seeds + 1) if seed is None else range(seed, seed + 1)
 
 
 def emulated(
-    what: str, settings: Mapping[str, str], seeds: Sequence[int], timeout: float = SECONDS
+    what: str, settings: Mapping[str, str], seeds: Sequence[int], timeout: float | None = None
 ) -> Emulated:
     """Run FILE.cu, or the kernel of that name, once for each seed until one shows a fault.
 
-    timeout   seconds for a run of a FILE.cu
+    timeout   seconds for a run of a FILE.cu, of which 120 are usual
 
     Raises `InputError` for what is not in the emulated subset, `CheckFailed` for wrong results.
     """
     if what.endswith(FILES):
         if settings:
             raise InputError("--set is for kernels in tile language; a FILE.cu has its own sizes")
-        return _file(Path(what), seeds, timeout)
+        if timeout is not None and timeout <= 0:
+            raise InputError(f"--timeout {timeout:g}: expected seconds above 0")
+        return _file(Path(what), seeds, SECONDS if timeout is None else timeout)
+    if timeout is not None:
+        raise InputError("--timeout is for a FILE.cu; a kernel's run ends by itself")
     sizes = configure(what, settings)[1]
     chosen = select(what, settings)
     source = chosen.emitted()

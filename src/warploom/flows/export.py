@@ -54,7 +54,8 @@ def export(
         say(f"building {text}")
         one = _shipped(text, settings, gpu or GPU)
         if one.name in {other.name for other in shipped}:
-            raise InputError(f"two kernels are called {one.name}: give one as NAME={text}")
+            another = f"NAME={_split(text)[1]}"
+            raise InputError(f"two kernels are called {one.name}: give one as {another}")
         verdict = static_verdict(one.built, allow=("spills", "stack"))
         if not verdict.passed:
             raise CheckFailed(f"{text} is not shipped: {verdict}")

@@ -1,9 +1,9 @@
 """The whole path for one kernel: program to schedule to CUDA to cubin to verdicts.
 
 Everything but measuring works without a GPU. The folder gets `NAME.cu`, `NAME.cubin`,
-`schedule.json`, `manifest.json`, `build.json`, `schedule.svg`, `result.json`, `report.html` and,
-where asked for, `trace.json`; every file is written whole or not at all, the report last, so that
-an interrupted run leaves no wrong report.
+`schedule.json`, `manifest.json`, `build.json`, `result.json`, `report.html`, where a loop was
+solved for `schedule.svg` and, where asked for, `trace.json`; every file is written whole or not at
+all, the report last, so that an interrupted run leaves no wrong report.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     )
     drawn = pictures(selected, settings.gpu)
     page = report_page(result, built, drawn, _derivation(settings, selected))
-    write_text_atomically(out / "schedule.svg", drawn[0] if drawn else "")
+    if drawn:
+        write_text_atomically(out / "schedule.svg", drawn[0])
+    else:  # an order by name is not solved for: there is no steady state to draw
+        (out / "schedule.svg").unlink(missing_ok=True)
     write_text_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     write_text_atomically(out / "report.html", page_html(page))
     return result

@@ -54,12 +54,12 @@ class Facts:
 
     @cached_property
     def machine(self) -> Machine:
-        """Its data."""
+        """The machine's data."""
         return load_machine(self.gpu)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Of the arrays that times are for."""
+        """The sizes of the arrays for which times are given."""
         return full_sizes(self.result.settings.name, self.result.settings.settings)
 
     @cached_property
@@ -78,7 +78,7 @@ class Facts:
 
     @cached_property
     def walks(self) -> list[Walk] | str:
-        """Of every loop, or why there are none."""
+        """The walk through the machine code of every loop, or why there is none."""
         selected = self.result.selected
         if self.block is None or not isinstance(selected.schedule, KernelSchedule):
             return "the model follows loops of matmuls, and this kernel has none"
@@ -91,7 +91,7 @@ class Facts:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """What the walks say."""
+        """The cycles that these walks give."""
         if isinstance(self.walks, str) or not self.walks or self.block is None:
             return None
         return of_walks(self.walks, self.block, self.kernel)
@@ -110,7 +110,7 @@ class Facts:
 
     @cached_property
     def flops(self) -> float:
-        """Of the matmuls: those asked for; of a kernel of one's own those that its loops do."""
+        """Operations of the matmuls: those asked for, or those that a user's loops do."""
         settings = self.result.settings
         config, _ = configure(settings.name, settings.settings)
         if asked := useful_flops(settings.name, config, self.sizes):
@@ -124,7 +124,7 @@ class Facts:
 
     @cached_property
     def bytes(self) -> float:
-        """Of the arrays, each read once and written once where the program does that."""
+        """Bytes of the arrays that are read and of those that are written, each once."""
         touched = {(op.array, op.kind == "load") for op in self.launch.program.ops() if op.array}
         return float(
             sum(prod(self.sizes[dim] for dim in a.dims) * a.dtype.bytes for a, _ in touched)
@@ -157,7 +157,7 @@ class Facts:
             Loss(
                 f"loops above their bound: {replay.cycles:,.0f} cycles, bound {bound:,}",
                 replay.cycles / bound,
-                f"another order of the loop: warploom optimize {name} --compare",
+                f"another order of the loop: `warploom optimize {name} --compare`",
             ),
             Loss(
                 f"SMs without a task: {time.tasks:,} tasks for {self.launch.places} places",
@@ -231,7 +231,7 @@ class Facts:
         elif best.measured is not None or self.recorded:
             how += "; it was not measured at these sizes, this one was"
         share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
-        told = f"Of {len(self.rivals)} points the next is {after.name}. It takes {share}."
+        told = f"The next of {len(self.rivals)} kernels, {after.name}, takes {share}."
         slower = ratio > 1.0 + NOTED
         return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
 
@@ -251,11 +251,11 @@ class Facts:
             why = self.walks if isinstance(self.walks, str) else "it has no loop of matmuls"
             return f"Not predicted: {why}. At least {least:,.1f} us: {words}."
         loops = "; ".join(
-            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration, predicted, and no "
-            f"schedule takes fewer than {one.bound:,} ({one.reason})"
+            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration, predicted; no schedule "
+            f"takes fewer than {one.bound:,} ({one.reason})"
             for one in self.replay.loops.values()
         )
-        return f"By the model, {self.predicted.limits}: {loops}."
+        return f"By the model, {self.predicted.limits}. {loops[0].upper()}{loops[1:]}."
 
     def tries(self) -> list[str]:
         """What may help, for the largest losses first."""

@@ -116,7 +116,7 @@ def report_page(
     of_line = steps_of_lines(built.source.text, steps)
     return Page(
         title=f"{settings.name} for {settings.gpu}",
-        summary=f"Built: {selected}. Order: {order_of(selected)}.",
+        summary=f"The kernel: {selected}. Its order: {order_of(selected)}.",
         figures=figures(found),
         answers=[
             ("What binds", [found.binds()]),

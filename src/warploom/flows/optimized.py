@@ -72,7 +72,9 @@ class OptimizeSettings:
             known = ", ".join((BEST, *NAMES))
             raise InputError(f"--schedule {self.schedule!r}: expected one of {known}")
         if self.effort and not self.searches:
-            raise InputError("--effort goes with FILE.py:OBJECT and no other choice of schedules")
+            raise InputError(
+                "--effort is of the search for your own program: FILE.py:OBJECT without --schedule"
+            )
         if self.effort not in ("", *EFFORTS):
             raise InputError(f"--effort {self.effort!r}: expected one of {', '.join(EFFORTS)}")
         if self.measure not in ("auto", "gpu", "none"):
@@ -219,7 +221,9 @@ def order_of(selected: Selected) -> str:
     for name, one in selected.schedule.loops.items():
         proof = one.proof
         if proof.status == WRITTEN:
-            told.append(f"loop {name}: in the order of {selected.schedule.name}, not solved for")
+            told.append(
+                f"loop {name}: in the named order {selected.schedule.name}, not a solved one"
+            )
             continue
         shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"
         told.append(

@@ -15,6 +15,7 @@ from warploom.flows.built import BuildFolder, read_build
 from warploom.objects import called, load_object, names_object
 from warploom.runtime.launch import LaunchSpec
 from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.tile import Program
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ def _captured(source: str, kernel: str | None, arch: int | None) -> Target:
             f"{source} is a Triton kernel, and how it is launched is not known; name a function "
             "that returns warploom.integrations.triton.capture(KERNEL, ARGUMENTS, grid=...), as in "
             "docs/triton.md"
+        )
+    if isinstance(found, Program) or hasattr(found, "program"):
+        raise InputError(
+            f"{source} is a tile program; what `warploom build {source} -o FOLDER` writes is tuned "
+            "by `warploom tune FOLDER`"
         )
     if callable(found) and not hasattr(found, "cubin"):
         found = _called(source, found, arch)

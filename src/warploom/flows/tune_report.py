@@ -61,7 +61,7 @@ def page_summary(report: TuneReport) -> Summary:
     kind = "measured" if measured else "predicted"
     refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
     failed = search.scored - search.outcomes["ok"]
-    tried = f"{search.scored:,} candidates by {settings.player}"
+    tried = f"{search.scored:,} candidates of the player {settings.player}"
     about = "no win: nothing was faster" if not report.changed else "beside the original"
     timing = f"A/A control: {report.timing.control}." if report.timing else ""
     tested = "Not tested: it did not run on a GPU."
@@ -75,7 +75,7 @@ def page_summary(report: TuneReport) -> Summary:
             Figure(f"{refused:,}", "refused", "by static rules", "counted"),
         ],
         [
-            ("What was tried", [f"{tried}, {failed} of which failed."]),
+            ("What was tried", [f"{tried}; {failed or 'none'} failed a test."]),
             ("Is it right", [f"Static verdict: {report.verdict}.", tested]),
             ("How sure is it", [timing] if timing else ["Not timed: the model scored it."]),
         ]

@@ -12,6 +12,9 @@ and fla logs why. FLA_WARPLOOM=0 turns ours off. `register` needs fla 0.6, this 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from inspect import signature
+from itertools import zip_longest
 from typing import Any
 
 from warploom.errors import InputError, ToolMissing
@@ -65,85 +68,60 @@ def on_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER
 
 
-def gated_delta_rule(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
-    scale: float | None = None,
-    initial_state: Any = None,
-    output_final_state: bool = False,
-    **_: Any,
-) -> tuple[Any, Any]:
+def gated_delta_rule(*args: Any, **options: Any) -> tuple[Any, Any]:
     """fla's `chunk_gated_delta_rule`, of a call that `takes_gated_delta_rule`."""
-    return ours.gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state)
+    return ours.gated_delta_rule(**_told(ours.gated_delta_rule, args, options)[0])
 
 
-def takes_gated_delta_rule(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
-    scale: float | None = None,
-    initial_state: Any = None,
-    output_final_state: bool = False,
-    **options: Any,
-) -> Verdict:
+def takes_gated_delta_rule(*args: Any, **options: Any) -> Verdict:
     """(whether, why not) our kernels compute a call of `chunk_gated_delta_rule`."""
-    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta.to(g.dtype), "initial": initial_state}
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, g, beta))
-    if wanted and q.shape[-1] > CHUNK:
+    given, others = _told(ours.gated_delta_rule, args, options)
+    tensors = [given[name] for name in ("q", "k", "v", "g", "beta")]
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if wanted and given["q"].shape[-1] > CHUNK:
         return False, f"warploom has gradients of delta rules with keys of up to {CHUNK}"
-    return _verdict(given, output_final_state, scale, options)
+    return _verdict(given | {"beta": given["beta"].to(given["g"].dtype)}, others)
 
 
-def simple_gla(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any = None,
-    g_gamma: Any = None,
-    scale: float | None = None,
-    initial_state: Any = None,
-    output_final_state: bool = False,
-    cu_seqlens: Any = None,
-) -> tuple[Any, Any]:
+def simple_gla(*args: Any, **options: Any) -> tuple[Any, Any]:
     """fla's `fused_chunk_simple_gla`, of a call that `takes_simple_gla`."""
-    del cu_seqlens
-    return ours.simple_gla(q, k, v, g, g_gamma, scale, initial_state, output_final_state)
+    return ours.simple_gla(**_told(ours.simple_gla, args, options)[0])
 
 
-def takes_simple_gla(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any = None,
-    g_gamma: Any = None,
-    scale: float | None = None,
-    initial_state: Any = None,
-    output_final_state: bool = False,
-    cu_seqlens: Any = None,
-) -> Verdict:
+def takes_simple_gla(*args: Any, **options: Any) -> Verdict:
     """(whether, why not) our kernels compute a call of `fused_chunk_simple_gla`."""
-    if g is not None and g_gamma is not None:
+    given, others = _told(ours.simple_gla, args, options)
+    gates = [given[name] for name in ("g", "g_gamma") if given.get(name) is not None]
+    if len(gates) > 1:
         return False, "warploom takes g or g_gamma, not both"
-    gates = g if g_gamma is None else g_gamma
-    given = {"q": q, "k": k, "v": v, "g": gates, "initial": initial_state}
-    return _verdict(given, output_final_state, scale, {"cu_seqlens": cu_seqlens})
+    return _verdict(given | {"g": gates[0] if gates else None}, others)
 
 
-def _verdict(
-    given: dict[str, Any], final: bool, scale: float | None, options: dict[str, Any]
-) -> Verdict:
-    unknown = [name for name, x in options.items() if not _says_nothing(name, x)]
+def _told(
+    function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a call that our function of that name has, which come in the same order, and
+    the others."""
+    names = [*signature(function).parameters]
+    placed = dict(zip_longest(names[: len(args)], args, fillvalue="further arguments"))
+    given = placed | options
+    return (
+        {name: x for name, x in given.items() if name in names},
+        {name: x for name, x in given.items() if name not in names},
+    )
+
+
+def _verdict(given: dict[str, Any], others: dict[str, Any]) -> Verdict:
+    unknown = [name for name, x in others.items() if not _says_nothing(name, x)]
     if unknown:
         return False, f"warploom has no {', '.join(unknown)}"
+    scale, final = given.get("scale"), given.get("output_final_state", False)
     if scale is not None and not scale > 0:
         return False, f"scale is {scale}, expected a number above 0"
+    tensors = {name: given.get(name) for name in ("q", "k", "v", "g", "beta")}
+    tensors["initial"] = given.get("initial_state")
     try:
-        ours.config_of({name: one for name, one in given.items() if one is not None}, final)
+        ours.config_of({name: one for name, one in tensors.items() if one is not None}, final)
     except InputError as error:
         return False, str(error)
     return True, None

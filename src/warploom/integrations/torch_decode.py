@@ -85,18 +85,26 @@ def _check(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: 
         problem = "expected one element type of q and the caches"
     elif q.shape[3] != k_cache.shape[3] or not k_cache.shape[2] or q.shape[2] % k_cache.shape[2]:
         problem = "expected equal head sizes and a whole number of heads for each key head"
-    elif cache_seqlens.dtype != torch.int32 or tuple(cache_seqlens.shape) != (q.shape[0],):
-        problem = f"expected cache_seqlens of int32 [{q.shape[0]}]"
-    elif block_table is None and k_cache.shape[0] != q.shape[0]:
-        problem = "expected a cache for each sequence, or a block_table"
-    elif block_table is not None and (
-        block_table.dtype != torch.int32
-        or block_table.dim() != 2
-        or block_table.shape[0] != q.shape[0]
-    ):
-        problem = f"expected a block_table of int32 [{q.shape[0]}, pages of a sequence]"
+    problem = problem or problem_of_lengths(q, k_cache, cache_seqlens, block_table)
     if problem:
         raise InputError(f"attention_with_kvcache of {listed}: {problem}")
+
+
+def problem_of_lengths(q: Any, cache: Any, cache_seqlens: Any, block_table: Any) -> str:
+    """What is wrong with the lengths and the block table of a call; "" where nothing is."""
+    batch = q.shape[0]
+    if cache_seqlens.dtype != torch.int32 or tuple(cache_seqlens.shape) != (batch,):
+        return f"expected cache_seqlens of int32 [{batch}]"
+    if block_table is None:
+        return (
+            ""
+            if cache.shape[0] == batch
+            else "expected a cache for each sequence, or a block_table"
+        )
+    kind = block_table.dtype == torch.int32 and block_table.dim() == 2
+    if not kind or block_table.shape[0] != batch:
+        return f"expected a block_table of int32 [{batch}, pages of a sequence]"
+    return ""
 
 
 def _check_factors(q: Any, k_cache: Any, factors: dict[str, Any]) -> None:
@@ -111,7 +119,7 @@ def _check_factors(q: Any, k_cache: Any, factors: dict[str, Any]) -> None:
 
 
 @cache
-def _sms(device: int | None) -> int:
+def multiprocessors(device: int | None) -> int:
     """SMs of a device; where tensors are on "meta", of the GPU that kernels are tuned for."""
     if device is None:
         return machine.load(GPU).integer("sm.count")
@@ -123,7 +131,7 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     batch, queries, _, d = q.shape
     kv_heads, rows = k_cache.shape[2], queries * config.group
     keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    sms = _sms(q.device.index)
+    sms = multiprocessors(q.device.index)
     plan = planned(config, batch * kv_heads, queries, keys, sms, num_splits)
     packed = q.unflatten(2, (kv_heads, config.group)).transpose(1, 2)
     arrays = {"q": packed.reshape(batch, kv_heads, rows, d), "lengths": cache_seqlens}
@@ -133,14 +141,15 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
         arrays |= {"k": k_cache.transpose(1, 2), "v": v_cache.transpose(1, 2)}
     else:
         arrays |= {"k": k_cache, "v": v_cache, "table": block_table}
-    _attend(plan, arrays, out)
+    attend(plan, arrays, out)
 
 
-def _attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
+def attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
     """Run a plan on the arrays of `decode`, into `out: [batch, queries, heads, d]`."""
     q, config = arrays["q"], plan.config
-    batch, kv_heads, rows, d = q.shape
-    parts = {"o": out.view(batch, kv_heads, rows, d)} if not config.split else _parts(plan, q)
+    batch, kv_heads, rows, _ = q.shape
+    packed = (batch, kv_heads, rows, config.columns[0])
+    parts = {"o": out.view(packed)} if not config.split else _parts(plan, q)
     launch(
         ("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays | parts
     )
@@ -157,10 +166,12 @@ def _attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
 
 def _parts(plan: Plan, q: Any) -> dict[str, Any]:
     """Room for the result of each part of the keys, and for the sums of its weights."""
-    batch, kv_heads, rows, d = q.shape
+    batch, kv_heads, rows, _ = q.shape
     shape = (batch, kv_heads, plan.splits, rows)
     return {
-        "parts": torch.empty((*shape, d), dtype=torch.float32, device=q.device),
+        "parts": torch.empty(
+            (*shape, plan.config.columns[0]), dtype=torch.float32, device=q.device
+        ),
         "sums": torch.empty(shape, dtype=torch.float32, device=q.device),
     }
 
@@ -173,6 +184,26 @@ NAME = "warploom::attention_with_kvcache"
 _operator = operator(
     NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach q")
 )
+
+
+def check_splits(name: str, num_splits: int, batch_invariant: bool) -> None:
+    """Raise `InputError` for a number of parts that an operator does not take."""
+    if not 0 <= num_splits <= MOST_SPLITS:
+        raise InputError(f"{name} num_splits={num_splits}: expected 0 to {MOST_SPLITS}")
+    if batch_invariant and num_splits:
+        raise InputError(
+            f"{name} num_splits={num_splits} batch_invariant=True: parts of one size are as many "
+            "as a sequence has; leave num_splits out"
+        )
+
+
+def all_lengths(q: Any, cache: Any, cache_seqlens: Any, block_table: Any) -> Any:
+    """The lengths of all sequences, of which a call may say one number or nothing."""
+    if cache_seqlens is not None and not isinstance(cache_seqlens, int):
+        return cache_seqlens
+    pages = 1 if block_table is None else block_table.shape[1]
+    length = cache.shape[1] * pages if cache_seqlens is None else cache_seqlens
+    return torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
 
 
 def attention_with_kvcache(
@@ -211,19 +242,8 @@ def attention_with_kvcache(
         raise InputError(
             f"attention_with_kvcache window_size={window_size}: expected (n or -1, 0 or -1)"
         )
-    if not 0 <= num_splits <= MOST_SPLITS:
-        raise InputError(
-            f"attention_with_kvcache num_splits={num_splits}: expected 0 to {MOST_SPLITS}"
-        )
-    if batch_invariant and num_splits:
-        raise InputError(
-            f"attention_with_kvcache num_splits={num_splits} batch_invariant=True: parts of one "
-            "size are as many as a sequence has; leave num_splits out"
-        )
-    if cache_seqlens is None or isinstance(cache_seqlens, int):
-        pages = 1 if block_table is None else block_table.shape[1]
-        length = k_cache.shape[1] * pages if cache_seqlens is None else cache_seqlens
-        cache_seqlens = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
+    check_splits("attention_with_kvcache", num_splits, batch_invariant)
+    cache_seqlens = all_lengths(q, k_cache, cache_seqlens, block_table)
     return _operator(
         q,
         k_cache,

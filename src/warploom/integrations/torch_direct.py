@@ -27,7 +27,7 @@ class Signature:
 
     @classmethod
     def of(cls, schema: str) -> Signature:
-        """That of "(Tensor a, int n=1) -> Tensor"."""
+        """The signature of a schema such as "(Tensor a, int n=1) -> Tensor"."""
         words = [word.partition("=") for word in schema[1 : schema.rindex(") ->")].split(", ")]
         return cls(
             tuple(declared.split()[-1] for declared, _, _ in words),

@@ -31,6 +31,7 @@ from warploom.integrations.torch_program import (
     operator,
     planned,
     refuse_backward,
+    steps,
     torch_module,
     variant_kernel,
 )
@@ -64,7 +65,9 @@ def _order(tensor: Any, name: str, rows: str, cols: str) -> tuple[str, Any]:
     )
 
 
-def _gemm_check(a: Any, b: Any, bias: Any, residual: Any, activation: str) -> tuple[Any, ...]:
+def _gemm_check(
+    a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any
+) -> tuple[Any, ...]:
     """The shape of the result; raises `InputError` for what the kernel does not take."""
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
     check_devices("gemm", {name: one for name, one in given.items() if one is not None})
@@ -99,12 +102,26 @@ def _out(a: Any) -> Any:
     return torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
 
 
-def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
-    scale, batch_invariant = options
-    shape = _gemm_check(a, b, bias, residual, activation)
-    result = torch.empty(shape, dtype=_out(a), device=a.device)
-    if result.numel() == 0:
-        return result
+def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
+    return a.new_empty(shape, dtype=_out(a))
+
+
+def _gemm_fill(shape: tuple[Any, ...], result: Any, *given: Any) -> None:
+    gemm_into(result, *given)
+
+
+def gemm_into(
+    result: Any,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str = "none",
+    scale: float = 1.0,
+    batch_invariant: bool = False,
+) -> None:
+    """What the operator `gemm` gives, into a tensor that is not empty; the residual may be it."""
+    shape = tuple(result.shape)
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
@@ -135,7 +152,7 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: A
         finish["residual"] = residual
     if not config.workspace:
         launch(*kernel, operands | finish)
-        return result
+        return
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
     launch(*kernel, operands | {"parts": parts})
     launch(
@@ -143,11 +160,6 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: A
         lambda: compiled(combine(config), combine_schedule(config)),
         {"parts": parts} | finish,
     )
-    return result
-
-
-def _gemm_fake(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
-    return a.new_empty(_gemm_check(a, b, bias, residual, activation), dtype=_out(a))
 
 
 def _gemm_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -255,7 +267,13 @@ def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     return (*found, None, None, None, None, None)
 
 
-gemm = operator("warploom::gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
+gemm = operator(
+    "warploom::gemm",
+    GEMM_SCHEMA,
+    *steps(_gemm_check, _gemm_result, _gemm_fill),
+    _gemm_backward,
+    _gemm_context,
+)
 attention_with_lse = operator(
     "warploom::attention_with_lse",
     f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",

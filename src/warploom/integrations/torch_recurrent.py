@@ -22,7 +22,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_segments import best_count, run_segments
-from warploom.kernels.recurrent import kda
+from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK
@@ -157,10 +157,10 @@ def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -
     """What chunks need of themselves, then the chunks."""
     v = arrays["v"]
     shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
-    arrays |= {name: v.new_empty(shape) for name in kda.SQUARES}
-    for program, policy in kda.kernels(config):
+    arrays |= {name: v.new_empty(shape) for name in solved.SQUARES}
+    for program, policy in solved.kernels(config):
         given = {one.name: arrays[one.name] for one in program.arrays}
-        make = partial(compiled, program, policy, allow=kda.FEW)
+        make = partial(compiled, program, policy, allow=solved.FEW)
         launch((program.name, config), make, given, {"scale": scale})
 
 
@@ -211,7 +211,9 @@ def simple_gla(
     if g is not None and g_gamma is not None:
         raise InputError("simple_gla takes g or g_gamma, not both")
     gates = g if g_gamma is None else g_gamma
-    return _called(q, k, v, gates, None, default_scale(q, scale), initial_state, output_final_state)
+    return _called(
+        (q, k, v, gates, None, initial_state), default_scale(q, scale), output_final_state
+    )
 
 
 def gla(
@@ -227,7 +229,7 @@ def gla(
 
     g are logarithms, at most 0; K is at most 64. Otherwise as `simple_gla`.
     """
-    return _called(q, k, v, g, None, default_scale(q, scale), initial_state, output_final_state)
+    return _called((q, k, v, g, None, initial_state), default_scale(q, scale), output_final_state)
 
 
 def gated_delta_rule(
@@ -245,7 +247,7 @@ def gated_delta_rule(
     Keys have norms of about 1; K is at most 128. Otherwise as `simple_gla`.
     """
     beta = beta if g is None else beta.to(g.dtype)
-    return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
+    return _called((q, k, v, g, beta, initial_state), default_scale(q, scale), output_final_state)
 
 
 def kimi_delta_attention(
@@ -263,7 +265,7 @@ def kimi_delta_attention(
     g are logarithms, in bf16; keys have norms of about 1; K is at most 64. No gradients.
     """
     beta, scale = beta.float(), default_scale(q, scale)
-    return _called(q, k, v, g, beta, scale, initial_state, output_final_state)
+    return _called((q, k, v, g, beta, initial_state), scale, output_final_state)
 
 
 def delta_rule(
@@ -284,10 +286,10 @@ def default_scale(q: Any, scale: float | None) -> float:
     return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _called(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, start: Any, final: bool
-) -> tuple[Any, Any]:
-    out, state = _call((q, k, v, g, None, None, None, None, beta, start), scale, final)
+def _called(tensors: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
+    """o and the final state, or None, of q, k, v, gates, beta and the initial state."""
+    *gated, beta, start = tensors
+    out, state = _call((*gated, None, None, None, None, beta, start), scale, final)
     return out, state if final else None
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
+from warploom.integrations.row_signatures import SCALARS, SIGNATURES
 from warploom.integrations.torch_program import (
     allowed_type,
     built_kernel,
@@ -24,78 +25,22 @@ from warploom.integrations.torch_program import (
     current_stream,
     operator,
     several,
+    steps,
     torch_module,
 )
-from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.choose import built_rows, row_kernel, sums_kernel
 from warploom.kernels.rows.program import OPS, RowConfig, row_program
-from warploom.kernels.user import written_names
 from warploom.runtime.kernel import Kernel
-from warploom.tile import BF16, FP32, Array, DType
+from warploom.tile import BF16, FP32, DType
 
 ARCH = "sm_90a"
 PARTS = "_parts"
 LINE = 16  # bytes that lines are multiples of at most
 FLOATS = ("bf16", "fp16", "fp32")
-# The tensor whose rows are the operation's, for each that has no x; flags and their operations.
+# The tensor whose rows are the operation's, for each that has no x.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
-FLAGS = {"softmax": "log", "softmax_backward": "log", "gated": "gelu", "gated_backward": "gelu"}
+DROPOUT = "dropout"
 torch: Any = torch_module()
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What an operator takes and gives, from its program with every option.
-
-    `optional` says with which option an array goes; `flags` are options without an input.
-    """
-
-    inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
-    optional: Mapping[str, str]
-    scalars: tuple[str, ...]
-    flags: tuple[str, ...]
-
-    @property
-    def schema(self) -> str:
-        """The operator's schema in torch's words."""
-        optional = [one for one in self.inputs if one.name in self.optional]
-        words = [f"Tensor {one.name}" for one in self.inputs if one not in optional]
-        words += [f"Tensor? {one.name}=None" for one in optional]
-        words += [f"float {name}=1e-6" for name in self.scalars]
-        words += [f"bool {name}=False" for name in self.flags]
-        given = ", ".join(["Tensor"] * len(self.outputs))
-        return f"({', '.join(words)}) -> {given if len(self.outputs) == 1 else f'({given})'}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The operator's arguments in order."""
-        first = [one.name for one in self.inputs if one.name not in self.optional]
-        last = [one.name for one in self.inputs if one.name in self.optional]
-        return (*first, *last, *self.scalars, *self.flags)
-
-
-def signature(op: str) -> Signature:
-    """The signature of an operation."""
-    entry = OPS[op]
-    program = row_program(RowConfig(op, 8, options=frozenset(name for name, _ in entry.optional)))
-    optional = {
-        word.split(":")[0].strip(): option
-        for option, text in entry.optional
-        for word in text.split(",")
-    }
-    written = written_names(program)
-    given = {option for name, option in optional.items() if name not in written}
-    flags = dict.fromkeys(option for option in optional.values() if option not in given)
-    return Signature(
-        tuple(one for one in program.arrays if one.name not in written),
-        tuple(one for one in program.arrays if one.name in written),
-        optional,
-        tuple(var.name for var in program.scalars),
-        (*flags, *((FLAGS[op],) if op in FLAGS else ())),
-    )
-
-
-SIGNATURES = {op: signature(op) for op in OPS}
 
 
 @dataclass(frozen=True)
@@ -110,7 +55,7 @@ class Bound:
     like: Any
 
 
-def _bind(op: str, args: tuple[Any, ...]) -> Bound:
+def _bind(op: str, *args: Any) -> Bound:
     """Arguments checked; raises `InputError` for what the kernel does not take."""
     known = SIGNATURES[op]
     values = dict(zip(known.names, args, strict=False))
@@ -120,7 +65,7 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     }
     check_devices(op, tensors)
     columns, lead = main.shape[-1], tuple(main.shape[:-1])
-    shapes = {"m n": (*lead, columns), "m": lead, "n": (columns,)}
+    shapes = {"m n": (*lead, columns), "m": lead, "m words": lead, "n": (columns,), "seeds": (2,)}
     for one in known.inputs:
         want = shapes[" ".join(one.dims)]
         if one.name in tensors and tuple(tensors[one.name].shape) != want:
@@ -132,17 +77,19 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
     scale = allowed_type(tensors["w"], f"{op} w", FLOATS) if "w" in tensors else BF16
     kind = allowed_type(main, f"{op} {MAIN.get(op, 'x')}", FLOATS)
     config = RowConfig(op, columns, 1, kind, scale, frozenset(options))
-    scalars = {name: float(values.get(name, 1e-6)) for name in known.scalars}
+    scalars = {name: float(values.get(name, SCALARS[name])) for name in known.scalars}
+    if DROPOUT not in options:
+        scalars.pop("p", None)
     return Bound(config, tensors, scalars, lead, main)
 
 
-def _results(op: str, bound: Bound) -> dict[str, Any]:
+def _results(op: str, bound: Bound, *_: Any) -> Any:
     """Fresh tensors for the operator's results; empty ones for those that do not go with it.
 
     The length of rows may be a symbol of torch.compile's: the program's types do not depend on it.
     """
     types = {one.name: one.dtype for one in row_program(replace(bound.config, columns=8)).arrays}
-    made: dict[str, Any] = {}
+    made: list[Any] = []
     for one in SIGNATURES[op].outputs:
         shape: tuple[int, ...] = {1: bound.lead, 2: (*bound.lead, bound.config.columns)}[
             len(one.dims)
@@ -151,8 +98,8 @@ def _results(op: str, bound: Bound) -> dict[str, Any]:
         if one.name.endswith(PARTS):
             shape, kind = (bound.config.columns,), bound.config.weight
         shape = shape if one.name in types else (0,)
-        made[one.name] = bound.like.new_empty(shape, dtype=getattr(torch, kind.library))
-    return made
+        made.append(bound.like.new_empty(shape, dtype=getattr(torch, kind.library)))
+    return made[0] if len(made) == 1 else tuple(made)
 
 
 _chosen = cache(row_kernel)
@@ -160,23 +107,22 @@ _chosen = cache(row_kernel)
 
 def _kernel(config: RowConfig, like: Any) -> tuple[Kernel, int]:
     """The kernel of a configuration, and how many rows a task of it takes."""
-    program, schedule, rows = _chosen(config)
-    return built_kernel(("rows", config), like, lambda: build(program, schedule, ARCH)), rows
+    _, _, rows = _chosen(config)
+    return built_kernel(("rows", config), like, lambda: built_rows(config, ARCH)), rows
 
 
 def _sums(kind: DType, like: Any) -> Kernel:
     return built_kernel(("sums", kind), like, lambda: build(*sums_kernel(kind), ARCH))
 
 
-def _run(op: str, args: tuple[Any, ...]) -> Any:
-    bound = _bind(op, args)
-    made = _results(op, bound)
+def _fill(op: str, bound: Bound, results: Any, *_: Any) -> None:
+    made = dict(zip([one.name for one in SIGNATURES[op].outputs], several(results), strict=True))
     columns = bound.config.columns
     rows = bound.like.numel() // columns if columns else 0
     if rows == 0:
         for tensor in made.values():
             tensor.zero_()
-        return _packed(made)
+        return
     kernel, each = _kernel(bound.config, bound.like)
     stream = current_stream(bound.like)
     wanted = {one.name: one for one in kernel.interface.arrays}
@@ -187,15 +133,21 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
             arrays[name] = bound.like.new_empty((parts, columns), dtype=torch.float32)
             continue
         tensor = bound.given[name] if name in bound.given else made[name]
-        tensor = tensor.to(torch.int32) if spec.dtype.name == "int32" else tensor
-        shape = {"m n": (rows, columns), "m": (rows,), "n": (columns,)}[" ".join(spec.dims)]
-        arrays[name] = _aligned(tensor.reshape(shape))
+        tensor = _words(tensor) if "words" in spec.dims else tensor
+        shape = {"m n": (rows, columns), "m": (rows,), "m words": (rows, -1)}
+        shape |= {"n": (columns,), "seeds": (2,)}
+        arrays[name] = _aligned(tensor.reshape(shape[" ".join(spec.dims)]))
     kernel(arrays, bound.scalars, stream)
     for name in wanted:
         if name.endswith(PARTS):
             added = _sums(bound.config.weight, bound.like)
             added({"parts_of": arrays[name], "y": made[name]}, {}, stream)
-    return _packed(made)
+
+
+def _words(classes: Any) -> Any:
+    """Whole numbers as words of 32 bits, the lowest first: a view of those that have 32 or 64."""
+    wide = classes if classes.dtype in (torch.int32, torch.int64) else classes.to(torch.int64)
+    return wide.contiguous().unsqueeze(-1).view(torch.int32)
 
 
 def _aligned(tensor: Any) -> Any:
@@ -207,23 +159,11 @@ def _aligned(tensor: Any) -> Any:
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _packed(made: Mapping[str, Any]) -> Any:
-    values = tuple(made.values())
-    return values[0] if len(values) == 1 else values
-
-
 def _operator(op: str) -> Any:
     """The operator of an operation, with the gradient that `op_backward` gives."""
-    known = SIGNATURES[op]
-
-    def run(*args: Any) -> Any:
-        return _run(op, args)
-
-    def fake(*args: Any) -> Any:
-        return _packed(_results(op, _bind(op, args)))
-
+    run, fake = steps(partial(_bind, op), partial(_results, op), partial(_fill, op))
     gradient = (_backward(op), _context(op)) if f"{op}_backward" in OPS else ()
-    return operator(f"warploom::{op}", known.schema, run, fake, *gradient)
+    return operator(f"warploom::{op}", SIGNATURES[op].schema, run, fake, *gradient)
 
 
 def _context(op: str) -> Callable[..., None]:
@@ -236,7 +176,7 @@ def _context(op: str) -> Callable[..., None]:
         values |= dict(zip([one.name for one in known.outputs], results, strict=True))
         ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
         ctx.flags["bias"] = values.get("b") is not None
-        ctx.residual = values.get("residual") is not None
+        ctx.residual, ctx.p = values.get("residual") is not None, values.get("p", 0.0)
         if ctx.residual:
             values["x"] = values["summed"]
         names = [name for name in values if name in needed]
@@ -255,13 +195,14 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
             values[f"d{one.name}"] = grad
         if not ctx.residual:
             values.pop("dsummed", None)
-        values |= ctx.flags
+        values |= ctx.flags | {"p": ctx.p}
         given = [values.get(name) for name in back.names]
         found = OPERATORS[f"{op}_backward"](*given)
         results = several(found)
         names = [one.name.removesuffix(PARTS) for one in back.outputs]
         made = dict(zip(names, results, strict=True))
-        made["dresidual"] = made.get("dx") if ctx.residual else None
+        if values.get("seed") is None:
+            made["dresidual"] = made.get("dx") if ctx.residual else None
         if not ctx.flags["bias"]:
             made.pop("db", None)
         return tuple(made.get(f"d{name}") for name in known.names)
@@ -270,15 +211,25 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _rotate(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Any:
-    config = _rotary_config(x, cos, sin, pairs, inverse)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if y.numel() == 0:
-        return y
-    kernel, _ = _kernel(config, x)
-    split = (*x.shape[:-1], x.shape[-1] // 2, 2) if pairs else x.shape
-    arrays = {"x": _aligned(x).view(split), "y": y.view(split)}
-    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
+    _turn(_rotary_config(x, cos, sin, pairs, inverse), cos, sin, {"x": _aligned(x), "y": y})
     return y
+
+
+def _rotate_in_place(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> None:
+    config = _rotary_config(x, cos, sin, pairs, inverse)
+    _turn(replace(config, options=config.options | {"place"}), cos, sin, {"x": x})
+
+
+def _turn(config: RowConfig, cos: Any, sin: Any, rows: Mapping[str, Any]) -> None:
+    """Launch a rotation, from the rows x to y or in their place."""
+    x = rows["x"]
+    if x.numel() == 0:
+        return
+    kernel, _ = _kernel(config, x)
+    pairs = (config.columns // 2, 2) if "pairs" in config.options else (config.columns,)
+    arrays = {name: one.view(*one.shape[:-1], *pairs) for name, one in rows.items()}
+    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
 
 
 def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> RowConfig:
@@ -308,6 +259,10 @@ def _rotary_fake(x: Any, *others: Any) -> Any:
     return x.new_empty(x.shape)
 
 
+def _rotary_checked(*args: Any) -> None:
+    _rotary_config(*args)
+
+
 def _rotary_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, cos, sin, *flags = inputs
     ctx.pairs, ctx.inverse = (*flags, False, False)[:2]
@@ -319,34 +274,72 @@ def _rotary_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 
 ROTARY_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
-OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {
+IN_PLACE_SCHEMA = (
+    "(Tensor(a!) x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> ()"
+)
+OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
     "rotary": operator(
         "warploom::rotary", ROTARY_SCHEMA, _rotate, _rotary_fake, _rotary_backward, _rotary_context
-    )
+    ),
+    "rotary_": operator(
+        "warploom::rotary_", IN_PLACE_SCHEMA, _rotate_in_place, _rotary_checked, mutates=("x",)
+    ),
 }
 
 
-def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:
+def rms_norm(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    eps: float = 1e-6,
+    dropout: float = 0.0,
+) -> Any:
     """x / sqrt(mean x^2 + eps) weight + bias along the last dimension; with `residual` of
-    x + residual, which is the second result."""
-    y, summed, *_ = _named("rmsnorm", x, weight, bias, residual, eps)
-    return y if residual is None else (y, summed)
+    dropout(x) + residual, which is the second result."""
+    made = _named("rmsnorm", x, weight, bias, residual, eps, dropout)
+    return made["y"] if residual is None else (made["y"], made["summed"])
 
 
 def layer_norm(
-    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    eps: float = 1e-5,
+    dropout: float = 0.0,
 ) -> Any:
-    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` as of `rms_norm`."""
-    y, summed, *_ = _named("layernorm", x, weight, bias, residual, eps)
-    return y if residual is None else (y, summed)
+    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` and `dropout` as of
+    `rms_norm`."""
+    made = _named("layernorm", x, weight, bias, residual, eps, dropout)
+    return made["y"] if residual is None else (made["y"], made["summed"])
 
 
-def _named(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> tuple[Any, Any]:
-    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps}
+def _named(
+    op: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    eps: float,
+    dropout: float = 0.0,
+    fp8: bool = False,
+) -> dict[str, Any]:
+    """The results of a norm by their names. What dropout leaves out follows from two words that
+    torch's generator of the device gives."""
+    if not 0 <= dropout < 1 or (dropout and residual is None):
+        raise InputError(
+            f"{op} dropout={dropout} {'without' if residual is None else 'with'} a residual: "
+            "expected a probability below 1, and a residual that what is kept is added to"
+        )
+    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps, "p": dropout}
+    given |= {"fp8": fp8, "seed": None}
+    if dropout:
+        words = {"dtype": torch.int32, "device": x.device}
+        given["seed"] = torch.randint(-(2**31), 2**31 - 1, (2,), **words)
     known = SIGNATURES[op]
     found = OPERATORS[op](*[given[name] for name in known.names])
-    made = dict(zip([one.name for one in known.outputs], found, strict=True))
-    return made["y"], made["summed"]
+    return dict(zip([one.name for one in known.outputs], found, strict=True))
 
 
 def softmax(x: Any) -> Any:
@@ -373,6 +366,16 @@ def cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Any:
     return total if reduction == "sum" else total / (target != -100).sum()
 
 
+def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None:
+    """Logits [m, n] become their gradients for the gradients `dloss` [m] of their losses, which go
+    to `loss` [m], both fp32; class -100 does not count."""
+    columns = logits.shape[1]
+    kind = allowed_type(logits, "logits", FLOATS)
+    kernel, _ = _kernel(RowConfig("cross_entropy_both", columns, dtype=kind), logits)
+    arrays = {"x": logits, "target": _words(target), "dloss": dloss, "loss": loss}
+    kernel(arrays, {}, current_stream(logits))
+
+
 def swiglu(gate: Any, up: Any) -> Any:
     """silu(gate) up."""
     return OPERATORS["gated"](gate, up)
@@ -389,6 +392,37 @@ def rotary(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
     return OPERATORS["rotary"](x, cos, sin, pairs)
 
 
+def rotary_(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
+    """`rotary` in the place of x, which has no gradient and is the result; its rows begin at
+    multiples of 16 bytes."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise InputError("rotary_ of a tensor that has a gradient: use rotary")
+    OPERATORS["rotary_"](x, cos, sin, pairs)
+    return x
+
+
+def quantised_rms_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6
+) -> Any:
+    """`rms_norm` as e4m3 with one scale a row, the second result: what an 8-bit product takes; with
+    `residual` the sum is the third. None of them has a gradient."""
+    return _quantised("rmsnorm", x, weight, bias, residual, eps)
+
+
+def quantised_layer_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+) -> Any:
+    """`layer_norm` as `quantised_rms_norm` gives it."""
+    return _quantised("layernorm", x, weight, bias, residual, eps)
+
+
+def _quantised(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> Any:
+    with torch.no_grad():
+        made = _named(op, x, weight, bias, residual, eps, fp8=True)
+    y, scale = made["y"], made["scale"]
+    return (y, scale) if residual is None else (y, scale, made["summed"])
+
+
 def quantised_rows(x: Any) -> tuple[Any, Any]:
     """x as e4m3 with one scale a row: x = y * scale."""
     return OPERATORS["quantised"](x)
@@ -399,9 +433,12 @@ __all__ = [
     "geglu",
     "layer_norm",
     "log_softmax",
+    "quantised_layer_norm",
+    "quantised_rms_norm",
     "quantised_rows",
     "rms_norm",
     "rotary",
+    "rotary_",
     "softmax",
     "swiglu",
 ]

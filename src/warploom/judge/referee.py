@@ -41,7 +41,7 @@ CALL_LIMIT_S = 60.0
 NEW, SAME, CHANGED = "new memory", "same memory", "one element changed"
 REPEATED, BURST, TWINS = "same inputs again", "burst", "one tensor for two inputs"
 TIMED = "timed"
-PRELOAD = ("torch._dynamo", "warploom.judge.session")
+PRELOAD = ("warploom.judge.interpreted", "torch._dynamo", "warploom.judge.session")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ class _Trial:
         )  # fmt: skip
 
     def _worker(self) -> Worker:
-        return Worker(Session, self._candidate, preload=PRELOAD)
+        # On a GPU nothing of an earlier verdict on the CPU may be left: there Triton interprets.
+        return Worker(Session, self._candidate, preload=() if self._on_gpu else PRELOAD)
 
     def _trouble(self, worker: Worker) -> str:
         """Why the candidate cannot be loaded; "" where it is."""

@@ -97,7 +97,7 @@ class Session:
         if gpu and not torch.cuda.is_available():
             raise ToolMissing("--on gpu: torch finds no GPU here; --on cpu judges all but the time")
         if not gpu:
-            os.environ["TRITON_INTERPRET"] = "1"
+            import_module("warploom.judge.interpreted")
         self._signature, self._device = signature, "cuda" if gpu else "cpu"
         # torch replaces functions of its own when this is first imported, which its profiler does:
         # before the watch begins, or `torch.manual_seed` seems to be the candidate's.

@@ -90,6 +90,6 @@ def loads_of(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
 
 
 def bytes_of(op: Op) -> int:
-    """Of the tile that a load brings."""
+    """Bytes of the tile that a load brings."""
     assert op.dst is not None
     return prod(op.dst.type.shape) * op.dst.type.dtype.bytes

@@ -78,12 +78,12 @@ class Blocks:
         self.blocks = blocks
 
     def opens(self, group: int, number: int) -> float | None:
-        """As of the group's own block."""
+        """What the gates of the group's own block say."""
         block, part = divmod(group, self.blocks[0].parts)
         return self.blocks[block].opens(part, number)
 
     def signals(self, group: int, number: int, now: float) -> None:
-        """As of the group's own block."""
+        """What the gates of the group's own block say."""
         block, part = divmod(group, self.blocks[0].parts)
         self.blocks[block].signals(part, number, now)
 

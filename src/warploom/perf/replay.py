@@ -6,10 +6,11 @@ and the gates are those of the block program (`perf.gates`).
 
 Between the loops the warps take the usual way through the machine code, its gates open.
 
-Groups that begin together come to rest in one of few phases, and which one depends on when each
-begins. On the machine small differences move them out of the slow ones (of 25 traced orders of
-attention 24 came to the same phase in every run, bench/results/raw/phases-h200.json), so the answer
-is the fastest of several starts.
+Groups come to rest in one of few phases, and which one depends on when each begins. Without turns
+that is not known before a kernel runs: two groups of heads of 64 in tiles of 128 x 128 were counted
+at 2200 cycles an iteration where they begin together (2187 by the replay; 1698 half an iteration
+apart), and at 1934 where a causal mask lets them come apart. So each start is taken to be as likely
+as another one, and the answer is the mean over several.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 from math import inf, prod
+from statistics import fmean
 from typing import Any
 
 from warploom.codegen.ir.block import BlockProgram, Pipeline
@@ -52,11 +54,13 @@ from warploom.sass.timing.slots import Line, slots_of
 from warploom.schedule.model.bounds import Bounds, lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
+from warploom.schedule.model.target import UNIT_TITLES
 from warploom.tile import Program
 
-RULES = 4  # version of the rules: what was concluded from other ones is not used again
+RULES = 5  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
-STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
+STARTS = (0.0, 0.15, 0.3, 0.45)  # of the least interval: how late a group begins
+BEYOND = 4  # passes, beyond as many as a ring has slots, that are as long where a walk has settled
 WARPS = 4  # of a group
 MATMUL_ROWS = 64  # of the first operand of a matrix instruction
 OPERAND_BYTES = 32  # of a row that a matrix instruction reads
@@ -162,7 +166,7 @@ def of_walks(walks: Sequence[Walk], block: BlockProgram, kernel: Kernel) -> Repl
 
 @dataclass(frozen=True)
 class Walk:
-    """The walk of one loop from the start that was fastest.
+    """The walk of one loop: cycles are the mean over starts, all else is of the fastest one.
 
     sections    the steps of each group; `unroll` iterations of them are a pass through `code`
     copies      what the first block's loading thread did meanwhile
@@ -204,12 +208,13 @@ def walked(
         starts = [share * bounds.minimum for share in STARTS]
         if len(sections) * schedule.launch.resident == 1:
             starts = [0.0]
-        found = min(
-            (_pace(block, loop.index, code, unroll, start, table, rates) for start in starts),
-            key=lambda pair: pair[0],
-        )
+        walks = [_pace(block, loop.index, code, unroll, one, table, rates) for one in starts]
+        cycles = fmean(pace for pace, _, _ in walks)
+        _, partition, copied = min(walks, key=lambda walk: walk[0])
         flops = problem.graph.flops
-        yield Walk(loop.index, sections, steady, code, unroll, bounds, flops, *found)
+        yield Walk(
+            loop.index, sections, steady, code, unroll, bounds, flops, cycles, partition, copied
+        )
 
 
 def machine_bound(bounds: Bounds) -> tuple[int, str]:
@@ -224,7 +229,7 @@ def machine_bound(bounds: Bounds) -> tuple[int, str]:
     least = certain.get(unit, 0)
     if bounds.recurrence > least:
         return max(1, bounds.recurrence), replace(bounds, resource=0).reason
-    return max(1, least), f"unit {unit} is needed for {least} cycles"
+    return max(1, least), f"{UNIT_TITLES.get(unit, f'unit {unit}')} is busy all that time"
 
 
 def cycles_of(found: Mapping[str, Prediction]) -> float:
@@ -371,7 +376,8 @@ def _pace(
     passes = max(8, ITERATIONS // unroll)
     gates = Blocks([Gates(block, index, table, rates) for _ in range(block.launch.resident)])
     walk = Partition([code] * groups, [late * group for group in range(groups)], None, gates)
-    ends = walk.run(passes)
-    half = passes // 2
-    pace = max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
+    ends = walk.run(passes, BEYOND + max(ring.depth for ring in block.rings))
+    last = min(passes, *map(len, ends)) - 1
+    half = passes // 2 if last == passes - 1 else last - BEYOND
+    pace = max((own[last] - own[half]) / (last - half) for own in ends) / unroll
     return pace, walk, gates.blocks[0].copies()

@@ -130,7 +130,7 @@ def timeline(walk: Walk, block: BlockProgram, of_line: Sequence[str]) -> Timelin
 
 
 def stamped(trace: Trace, loop: str, what: str) -> list[Bar]:
-    """From each step to the next one of its group, of one loop of a trace that `what` names."""
+    """Bars of a loop of a trace, which `what` names, from each step to its group's next."""
     marks = [mark for mark in trace if mark.loop == loop]
     return [
         Bar(f"group {one.group}, {what}", STAMPED, step_name(other.step), one.cycle, other.cycle)

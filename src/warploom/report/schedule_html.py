@@ -8,7 +8,7 @@ from warploom.report.optimize_html import Page, page_html
 from warploom.report.pages import Figure
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.schedule import Schedule
-from warploom.schedule.model.target import Target
+from warploom.schedule.model.target import UNIT_TITLES, Target
 from warploom.schedule.view.steady import Row, steady_rows
 
 SHOWN = 3  # intervals, one after the other
@@ -30,8 +30,8 @@ def schedule_html(graph: Graph, target: Target, schedule: Schedule) -> str:
     known = proof.confirmed or "not asked of code that shares nothing with the solver"
     left = [f"{name}: not reached in time." for name in proof.unreached]
     answers = [
-        ("What binds", [f"{proof.reason}."]),
-        ("Is it the shortest", [f"{proof.status}: {known}."]),
+        ("What binds", [f"{proof.reason[0].upper()}{proof.reason[1:]}."]),
+        ("Is it the shortest", [f"Proof: {proof.status}, {known}."]),
         ("What else was sought", [*(f"{one}." for one in schedule.objectives), *left]),
     ]
     rows = [_row_json(row, ids, interval) for row in steady_rows(graph, target, schedule)]
@@ -43,7 +43,9 @@ def schedule_html(graph: Graph, target: Target, schedule: Schedule) -> str:
     }
     steps = [(node.id, list[int](), _kind(node.op)) for node in graph.nodes]
     title = f"{graph.name} on {target.name}"
-    summary = f"{len(graph.nodes)} operations in {len(schedule.groups)} groups."
+    names = [one.name for one in target.units if one.name in UNIT_TITLES]
+    units = "".join(f" {name} is {UNIT_TITLES[name]}." for name in names)
+    summary = f"{len(graph.nodes)} operations in {len(schedule.groups)} groups.{units}"
     return page_html(
         Page(title, summary, figures, answers, [shown], steps=steps, schedule_text=str(schedule))
     )

@@ -64,12 +64,12 @@ class _Place:
 
     @property
     def start(self) -> Index:
-        """Where its tile begins."""
+        """Where the sum's tile begins."""
         return symbol(self.number) * self.size
 
 
 def _places(program: Program, total: Var) -> list[_Place]:
-    """Of both axes of a sum, from the store that its elements end up in."""
+    """The places of both axes of a sum, from the store that its elements end up in."""
     found: dict[str, _Place] = {}
     sizes = dict(total.type.axes)
     for op in program.ops():

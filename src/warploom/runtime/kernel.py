@@ -191,7 +191,7 @@ class Kernel:
         return place
 
     def resident_tasks(self, tasks: int) -> int:
-        """Of so many tasks, those that the GPU does at a time."""
+        """How many of so many tasks the GPU runs at a time."""
         return max(1, min(tasks, self._blocks // self.interface.cluster))
 
     def global_memory(self, name: str) -> tuple[int, int]:

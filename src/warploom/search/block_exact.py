@@ -108,7 +108,7 @@ def solve(problem: BlockProblem, seed: int, orders: int = ORDERS) -> list[tuple[
 
 
 def orders_of(problem: BlockProblem, seed: int, orders: int) -> Iterator[tuple[int, ...]]:
-    """As `solve`, one order at a time, so that a search can measure between two solves."""
+    """Orders as `solve` finds them, one at a time: a search can measure between two."""
     try:
         cp_model: Any = import_module("ortools.sat.python.cp_model")
     except ImportError:

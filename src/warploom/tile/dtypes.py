@@ -118,7 +118,7 @@ def storage_of(kind: DType) -> type[np.generic]:
 
 
 def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Convert `values` to `kind`, rounding to nearest even once; keeps the shape.
+    """A copy of `values` converted to `kind`, rounding to nearest even once; keeps the shape.
 
     NaN stays NaN, infinities stay infinite except in a saturating type, where they become the
     largest finite value of their sign. Conversion to an integer truncates toward zero and
@@ -129,11 +129,26 @@ def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
     if kind.kind == "int":
         return _to_int(values, kind.bits)
     if kind is FP64:
-        return values.astype(np.float64, copy=False)
-    if kind is FP32:
-        with np.errstate(over="ignore"):
+        return values.astype(np.float64)
+    if kind is FP32 and values.dtype == np.float32:
+        return values.copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind is FP32:
             return values.astype(np.float32)
-    return _round_float(kind, values.astype(np.float64))
+        if kind is FP16:
+            return values.astype(np.float16).astype(np.float32)
+        if kind is BF16 and values.dtype == np.float32:
+            return _to_bf16(values)
+    return round_wide(kind, values.astype(np.float64))
+
+
+def _to_bf16(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    # The upper half of the words, which have half of the last place added, or just less to even.
+    words = values.view(np.uint32)
+    odd = words >> np.uint32(16) & np.uint32(1)
+    rounded = (words + odd + np.uint32(0x7FFF) & np.uint32(0xFFFF0000)).view(np.float32)
+    missing = np.isnan(values)
+    return np.where(missing, np.copysign(np.float32(np.nan), values), rounded)
 
 
 def _to_int(values: NDArray[np.generic], bits: int) -> NDArray[np.generic]:
@@ -154,7 +169,8 @@ def spacing(kind: DType, values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.ldexp(1.0, exponent - kind.mantissa)
 
 
-def _round_float(kind: DType, exact: NDArray[np.float64]) -> NDArray[np.generic]:
+def round_wide(kind: DType, exact: NDArray[np.float64]) -> NDArray[np.generic]:
+    """`round_to` of any floating type, from numbers in float64."""
     # Dividing by a power of two is exact and rint rounds half to even: one correct rounding.
     finite = np.isfinite(exact)
     magnitude = np.where(finite, exact, 0.0)

@@ -51,12 +51,16 @@ def compute(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Val
             result = matmul(op, sources)
         else:
             result = _special(op, sources, symbols)
-    shape = np.broadcast_to(np.asarray(result), kind.shape)
-    return np.array(round_to(kind.dtype, shape), dtype=storage_of(kind.dtype))
+        found = np.asarray(result)
+        if found.shape != kind.shape:
+            found = np.broadcast_to(found, kind.shape)
+        return round_to(kind.dtype, found)
 
 
 def align(value: Value, kind: TileType, target: TileType) -> Value:
     """`value` with length-1 axes put in so that it broadcasts against `target` by axis name."""
+    if kind.axes == target.axes:
+        return value
     return value.reshape(tuple(kind.size(n) if n in kind.names else 1 for n in target.names))
 
 

@@ -15,26 +15,37 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import DType
 from warploom.tile.index import Index
 
 
+class Derived:
+    """A dataclass that keeps what follows from its fields: its copies and pickles have the fields
+    alone."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        own: Any = self
+        return {one.name: getattr(self, one.name) for one in fields(own)}
+
+
 @dataclass(frozen=True)
-class TileType:
+class TileType(Derived):
     """The type of a tile: element type and named axes with static sizes, outermost first."""
 
     dtype: DType
     axes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The axis names."""
         return tuple(name for name, _ in self.axes)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The axis sizes."""
         return tuple(size for _, size in self.axes)
@@ -209,7 +220,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Derived):
     """A tile program: what every point of `grid` does, in one sequential order."""
 
     name: str
@@ -240,7 +251,11 @@ class Program:
 
     def ops(self) -> Iterator[Op]:
         """Every op, in program order, loops entered once."""
-        yield from walk(self.body)
+        return iter(self._ops)
+
+    @cached_property
+    def _ops(self) -> tuple[Op, ...]:
+        return tuple(walk(self.body))
 
     def loops(self) -> tuple[Loop, ...]:
         """The loops of the top level."""

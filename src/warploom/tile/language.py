@@ -222,6 +222,12 @@ def high_nibble(x: Tile) -> Tile:
     return elementwise("high_nibble", x)
 
 
+def philox(row: Tile, column: Tile, key: Tile, second_key: Tile) -> Tile:
+    """32 random bits of each row and column, as int32, by Philox4x32-10: the same for the same
+    numbers. Four columns from a multiple of 4 on are the words of one block."""
+    return elementwise("philox", row, column, key, second_key)
+
+
 def where(condition: Tile, x: Tile | float, y: Tile | float) -> Tile:
     """x where the condition holds, else y."""
     return elementwise("where", condition, x, y)

@@ -4,7 +4,7 @@
 
     source      no tile operands (load, fill, coordinate)
     unary       same axes, same element type; computed in fp32 and rounded to the type
-    binary      axes joined by name; operands of one element type
+    binary      axes joined by name; operands of one element type, two (philox: four)
     compare     like binary, gives bool
     select      where(condition, a, b)
     reduce      one axis goes
@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 Numpy = Callable[..., Any]
 TAKEN_OFF = -1  # the value of a matmul whose product is taken off what it adds to
+PHILOX_ROUNDS = 10
+WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # the low word of two, and its bits
 BLOCK = 16  # rows and columns of the blocks on a diagonal
 
 
@@ -39,6 +41,7 @@ class OpSpec:
     arity: tuple[int, ...]
     meaning: Numpy | None = None
     floats_only: bool = False
+    integers_only: bool = False
 
 
 def _erf(x: Any) -> Any:
@@ -63,6 +66,27 @@ def _low_nibble(x: NDArray[Any]) -> NDArray[Any]:
 
 def _high_nibble(x: NDArray[Any]) -> NDArray[Any]:
     return x >> 4
+
+
+def _philox(row: Any, column: Any, key: Any, second_key: Any) -> Any:
+    """The word of each column of Philox4x32-10 (Salmon et al., SC 2011, table 2): a counter of
+    column / 4 and row, a key of two words."""
+
+    def words(x: Any) -> NDArray[np.uint64]:
+        return np.asarray(x).astype(np.int64).astype(np.uint64) & WORD
+
+    place, first, k0, k1 = words(column), words(row), words(key), words(second_key)
+    zero = np.zeros(np.broadcast_shapes(place.shape, first.shape), np.uint64)
+    c0, c1, c2, c3 = zero + (place >> np.uint64(2)), zero + first, zero, zero
+    for _ in range(PHILOX_ROUNDS):
+        left, right = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1 = (right >> HALF) ^ c1 ^ k0, right & WORD
+        c2, c3 = (left >> HALF) ^ c3 ^ k1, left & WORD
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & WORD, (k1 + np.uint64(0xBB67AE85)) & WORD
+    word = np.choose(
+        np.broadcast_to(place & np.uint64(3), zero.shape).astype(int), (c0, c1, c2, c3)
+    )
+    return word.astype(np.uint32).view(np.int32)
 
 
 def _unary(kind: str, meaning: Numpy, floats_only: bool = True) -> OpSpec:
@@ -94,11 +118,13 @@ _ENTRIES = (
     OpSpec("sub", "binary", (2,), np.subtract),
     OpSpec("mul", "binary", (2,), np.multiply),
     OpSpec("div", "binary", (2,), np.divide, floats_only=True),
+    OpSpec("floordiv", "binary", (2,), np.floor_divide, integers_only=True),
     # fmaxf and fminf return the number when one operand is NaN; so does the interpreter
     OpSpec("max", "binary", (2,), np.fmax),
     OpSpec("min", "binary", (2,), np.fmin),
     OpSpec("and", "binary", (2,), np.logical_and),
     OpSpec("or", "binary", (2,), np.logical_or),
+    OpSpec("philox", "binary", (4,), _philox),
     OpSpec("lt", "compare", (2,), np.less),
     OpSpec("le", "compare", (2,), np.less_equal),
     OpSpec("gt", "compare", (2,), np.greater),

@@ -59,7 +59,7 @@ SAMPLES = 8  # of two, a few elements of thousands barely move in either
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one array: its meaning in float64, and the standard deviation that rounding gives it.
+    """An array's exact values in float64, and the standard deviation that rounding gives them.
 
     `known` says where both are: elsewhere no task ran, or a number is not finite.
     """

@@ -81,7 +81,7 @@ def _merge(first: Op, second: Op, reads: Counter[str]) -> Op | None:
 
 
 def _transposed_loads(body: tuple[Op | Loop, ...]) -> dict[str, Var]:
-    """By the name of a load's transpose, the load's variable."""
+    """The variable of each load that is transposed, by the name of its transpose."""
     ops = list(walk(body))
     writers = Counter(op.dst.name for op in ops if op.dst is not None)
     loads = {op.dst.name for op in ops if op.kind == "load" and op.dst is not None}

@@ -82,6 +82,13 @@ class Tile:
     def __rtruediv__(self, other: float) -> Tile:
         return elementwise("div", other, self)
 
+    def __floordiv__(self, by: int) -> Tile:
+        """Quotients of an int32 tile and a whole number above 0, rounded down."""
+        given: Any = by
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise refuse(f"// {shown(given)}: expected a whole number above 0")
+        return elementwise("floordiv", self, by)
+
     def __neg__(self) -> Tile:
         return elementwise("neg", self)
 

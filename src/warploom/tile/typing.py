@@ -64,8 +64,12 @@ def elementwise_type(spec: OpSpec, types: Sequence[TileType]) -> TileType:
     if (spec.kind in NIBBLES) != (dtype is INT8):
         needs = "an int8 tile" if spec.kind in NIBBLES else "wider numbers than int8; cast it first"
         raise InputError(f"{spec.kind} needs {needs}, got {types[0]}")
+    if spec.kind == "philox" and dtype is not INT32:
+        raise InputError(f"philox needs int32 tiles, got {types[0]}; cast it first")
     if spec.floats_only and not dtype.is_float:
         raise InputError(f"{spec.kind} needs a floating tile, got {types[0]}; cast it first")
+    if spec.integers_only and dtype.kind != "int":
+        raise InputError(f"{spec.kind} needs an int32 tile, got {types[0]}; cast it first")
     if (spec.kind in ("and", "or", "not")) != (dtype is BOOL):
         needs = "bool tiles" if spec.kind in ("and", "or", "not") else "numbers, not conditions"
         raise InputError(f"{spec.kind} needs {needs}, got {types[0]}")

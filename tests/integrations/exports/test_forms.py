@@ -174,6 +174,7 @@ def test_without_a_compiler_one_line_says_what_to_do(
 REFUSED = {
     "expected one of tvm-ffi, hf-kernels": (["gemm"], "wheel", {}, None),
     "two kernels are called gemm: give one as NAME=gemm": (["gemm", "gemm"], "c", SIZES, None),
+    "two kernels are called a: give one as NAME=gemm": (["a=gemm", "a=gemm"], "c", SIZES, None),
     "--set: .* was built already": (["."], "c", SIZES, None),
     "--gpu: .* was built already": (["."], "c", {}, "h200"),
     "expected a name of letters": (["class=gemm"], "c", SIZES, None),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from warploom.codegen.ir.block import BlockProgram, Role, Straight
 from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.steps import Issue, Join, Meet, Release, Run, Step
+from warploom.codegen.ir.steps import Issue, Join, Meet, Release, Run, Step, Take
 from warploom.tile import Op
 
 
@@ -56,9 +56,10 @@ class Effects:
             return token.op in self.readers[step.ring] and token.age >= step.stage
         if isinstance(step, Meet):
             return step.tile in self._staged(started)
-        if not isinstance(step, Run | Issue):
+        if not isinstance(step, Run | Issue | Take):
             return False
-        reads = {var.name for var in self.placement.fusion.sources(step.op)}
+        taken = isinstance(step, Take)
+        reads = set[str]() if taken else {v.name for v in self.placement.fusion.sources(step.op)}
         writes = set[str]() if step.op.dst is None else {step.op.dst.name}
         if isinstance(step, Issue):
             # Matmuls into one accumulator follow each other in the tensor core.

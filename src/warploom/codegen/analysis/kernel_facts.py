@@ -19,6 +19,7 @@ from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout
 from warploom.codegen.analysis.stores import StorePath, store_paths
 from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.targets import check_threads, check_types
+from warploom.errors import InputError
 
 HOPPER = "sm_90a"
 
@@ -69,6 +70,11 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     paths = store_paths(placement, plan, block.rings)
     layout = block_layout(block, arch)
     hopper = arch == HOPPER
+    if placement.led and not hopper:
+        raise InputError(
+            f"kernel {program.name}: split columns {placement.split!r}: only sm_90a has code for "
+            f"groups that take what one has made, not {arch}; split rows"
+        )
     parameters = (kernel_parameters if hopper else plain_parameters)(block, paths)
     threads = block_threads(block)
     check_threads(program.name, threads, plan.resident, arch)

@@ -50,7 +50,7 @@ class RegisterTiles:
         return rows // ROWS_PER_GROUP
 
     def columns(self, kind: TileType) -> int:
-        """Columns of a tile that this group holds, in the layout of its registers."""
+        """Columns of a tile in the layout of its registers."""
         return self.placement.oriented(self.placement.local(kind)).shape[1]
 
     def extents(self, kind: TileType) -> tuple[int, ...]:
@@ -68,14 +68,14 @@ class RegisterTiles:
             return self.blocks(kind), 2
         if form == "lane":
             return (-(-kind.shape[0] // LANES),)
-        return (kind.shape[0] // 4,) if form == "col" else ()
+        return (columns[0] // 4,) if form == "col" else ()
 
     def is_fragment(self, var: Var) -> bool:
         """Whether an 8-bit tile is a matmul's first operand: four to a word, in its order."""
         return var.type.dtype.name in FP8 and _original(var.name) in self.placement.left_operands
 
-    def part_rows(self, axis: str, size: int) -> int:
-        """Rows from one group's part to the next along an axis of that size; 0: all have all."""
+    def part_size(self, axis: str, size: int) -> int:
+        """Places from one group's part to the next along an axis of that size; 0: all have all."""
         if axis not in self.placement.splits or self.placement.parts == 1:
             return 0
         return size // self.placement.parts

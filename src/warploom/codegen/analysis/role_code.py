@@ -92,7 +92,7 @@ class Skips:
 
     @classmethod
     def of(cls, plan: LaunchPlan) -> Skips:
-        """Those of a launch plan."""
+        """What a launch plan lets be left out."""
         return cls(plan.skip_unit, plan.skip_voted)
 
 

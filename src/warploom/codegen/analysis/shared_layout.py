@@ -20,9 +20,11 @@ from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import DoesNotFit
+from warploom.tile import TileType
 
 BARRIER_BYTES = 8
 TASK_BYTES = 4  # of a task's number
+HANDED_SLOTS = 2
 BASE_ALIGNMENT = 1024  # of the block's first byte: swizzled tiles need it
 
 
@@ -34,6 +36,7 @@ class SharedLayout:
     panels               of stores; over an operand's slot where the plan says so
     scratch              what each group exchanges (`scratch_bytes` of each)
     vectors              that each group shares among its threads (`vector_bytes` of each)
+    handed               vectors that one group makes for all, with two slots in turn
     parts                of sums over a cluster (`parts_bytes` of each group)
     staged               operands made in registers, by variable: those of all groups
                          (`common_bytes` from slot to slot), then of the first group its own
@@ -53,6 +56,7 @@ class SharedLayout:
     scratch_bytes: int
     vectors: Mapping[str, int]
     vector_bytes: int
+    handed: Mapping[str, int]
     parts: int
     parts_bytes: int
     staged: Mapping[str, int]
@@ -92,6 +96,8 @@ def shared_layout(
         for name in sorted(placement.spread)
     }
     used.take(among.at * groups)
+    vectors_handed = sorted(placement.handed - placement.staged.keys())
+    handed = {name: used.take(HANDED_SLOTS * handed_bytes(kinds[name])) for name in vectors_handed}
     parts_at = used.take(parts * groups)
     if placement.staged:
         used.align(ALIGNMENT)
@@ -118,11 +124,16 @@ def shared_layout(
     tasks = used.take(TASK_SLOTS * (2 * BARRIER_BYTES + TASK_BYTES) * dynamic)
     total = used.at + (BASE_ALIGNMENT if plan.resident == 1 else 0)
     found = SharedLayout(
-        slots, full, empty, panels_at, panels, scratch_at, scratch, vectors, among.at,
+        slots, full, empty, panels_at, panels, scratch_at, scratch, vectors, among.at, handed,
         parts_at, parts, staged, common, inside.at, parts_full, carried, tasks, total,
     )  # fmt: skip
     _check_fit(found, placement, plan.resident, rings, arch)
     return found
+
+
+def handed_bytes(kind: TileType) -> int:
+    """Bytes of one slot of a vector that one group makes for all."""
+    return -(-kind.shape[0] * WORD // CHUNK) * CHUNK
 
 
 class _Cursor:

@@ -69,8 +69,6 @@ def _coordinate(tiles: RegisterTiles, op: Op) -> Bounds:
     assert op.start is not None and op.dst is not None
     if not op.axis:
         return Position(op.start), Position(op.start)
-    size, first = op.dst.type.size(op.axis), 0
-    if op.axis in tiles.placement.rows:
-        first = tiles.part_rows(op.axis, size)
-        size = tiles.placement.local(op.dst.type).size(op.axis)
+    first = tiles.part_size(op.axis, op.dst.type.size(op.axis))
+    size = tiles.placement.local(op.dst.type).size(op.axis)
     return Position(op.start, first), Position(op.start, first, size - 1)

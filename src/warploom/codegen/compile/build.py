@@ -118,12 +118,12 @@ class Built:
 
     @property
     def interface(self) -> Interface:
-        """What a launch must know of it."""
+        """What a launch must know of the kernel."""
         taken = Interface.read(self.source.to_json())
         return Interface(**taken, arch=self.arch, registers=self.resources.registers)
 
     def kernel(self, device: int = 0) -> Kernel:
-        """It on a GPU, to be called with arrays; raises what `Kernel` raises."""
+        """The kernel on a GPU, to be called with arrays; raises what `Kernel` raises."""
         return Kernel(self.interface, self.cubin, device)
 
     def write(self, folder: Path) -> None:
@@ -147,6 +147,11 @@ class Built:
             name = data["name"]
             cubin = (folder / f"{name}.cubin").read_bytes()
             text = (folder / f"{name}.cu").read_text()
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            raise InputError(
+                f"{folder}: no {missing} in it, expected a folder that warploom build wrote"
+            ) from None
         except (OSError, json.JSONDecodeError, KeyError) as error:
             raise InputError(f"{folder}: not a built kernel ({error})") from None
         if data.get("schema") != SCHEMA or data.get("version") != VERSION:

@@ -190,7 +190,7 @@ class Printer:
             # Each warp of the groups, or of those that turn what is in it, gives a slot back, in
             # all blocks that a copy serves.
             blocks = self.cluster if ring.name in self.facts.crossing else 1
-            takers = self.turning if self.block.is_raw(ring) else 4 * self.parts
+            takers = self.turning if self.block.is_raw(ring) else 4 * self.block.takers(ring)
             fillers = self.turning if self.block.is_turned(ring) else 1
             lines += [
                 f"for (int s = 0; s < {ring.depth}; ++s) {{",
@@ -293,6 +293,12 @@ class Printer:
                     f"__builtin_assume_aligned(shared_raw + {shift} + part * "
                     f"{layout.vector_bytes}, {CHUNK}));"
                 )
+        for name, at in layout.handed.items():
+            shift = f"(shared - smem_address(shared_raw)) + {at}"
+            lines += [
+                f"float* const {name}_handed = reinterpret_cast<float*>(shared_raw + {shift});",
+                f"int {name}_turn = 0;  // which of its two slots is the latest",
+            ]
         for name, at in layout.staged.items():
             common = name in self.placement.common
             own = "" if common else f" + part * {layout.staged_bytes}"

@@ -10,7 +10,7 @@ from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import Operand
 from warploom.codegen.ir.place import ROWS_PER_GROUP
-from warploom.tile import Op, TileType
+from warploom.tile import Op
 from warploom.tile.ops import TAKEN_OFF
 
 
@@ -54,7 +54,7 @@ def issue_lines(
                 accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
             for (first, columns), name in zip(pieces, calls, strict=True):
                 b = _slot_descriptor(block, b_var.name, right, right.offset(step, first))
-                b = _from_own(block, b, op.dst.type, 1, right)
+                b = _of_part(block, op, 1, right, b)
                 sums = f"{into}[{t}]"
                 if len(pieces) > 1:
                     sums = f"some<{columns // 2}>({sums} + {first // 2})"
@@ -78,14 +78,19 @@ def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: i
 
 def _descriptor(block: BlockProgram, op: Op, name: str, operand: Operand, step: int, t: int) -> str:
     # Operand A: this group's part of the rows, then block t of it.
-    assert op.dst is not None
     text = _slot_descriptor(block, name, operand, operand.offset(step, t * ROWS_PER_GROUP))
-    return _from_own(block, text, op.dst.type, 0, operand)
+    return _of_part(block, op, 0, operand, text)
 
 
-def _from_own(block: BlockProgram, text: str, kind: TileType, axis: int, operand: Operand) -> str:
-    """The descriptor of an operand from the group's part of an axis of the result on."""
-    own = block.placement.local(kind).shape[axis]
-    if own == kind.shape[axis]:
+def _of_part(block: BlockProgram, op: Op, which: int, operand: Operand, text: str) -> str:
+    """The descriptor of this group's part of an operand: its rows of the first, its columns of the
+    second."""
+    placement = block.placement
+    assert op.dst is not None
+    axis = op.dst.type.names[which]
+    name = op.srcs[which].name
+    own = name in placement.staged and name not in placement.common
+    if placement.parts == 1 or axis not in placement.splits or own:
         return text
-    return f"{text[:-1]} + part * {operand.offset(0, own)})"
+    size = op.dst.type.size(axis) // placement.parts
+    return f"{text[:-1]} + part * {operand.offset(0, size)})"

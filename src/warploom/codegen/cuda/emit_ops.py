@@ -325,7 +325,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     """
     source, plain = op.srcs[0], direct_store_lines(values, op, names)
     assert op.array is not None
-    groups, array = source.type.shape[1] // 8, op.array
+    groups, array = values.columns(source.type) // 8, op.array
     offset, inside = values.address(
         op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h"), names
     )

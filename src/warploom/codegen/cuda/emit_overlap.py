@@ -30,7 +30,7 @@ class Overlap:
 
     @classmethod
     def of(cls, block: BlockProgram, role: Role) -> Overlap:
-        """That of a role."""
+        """What a role does ahead of its tasks."""
         (loop,) = (section for section in role.sections if isinstance(section, Pipeline))
         inside = {step.ring for step in loop.steady if isinstance(step, Wait)}
         waits = [step.ring for step in role.ahead if isinstance(step, Wait)]

@@ -13,15 +13,30 @@ from warploom.codegen.cuda.emit_rows import WARP, group_sync
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.block import BlockProgram, Ring
+from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.place import SLOT_COLUMNS, Placement
 from warploom.errors import InputError
-from warploom.tile import Op
+from warploom.tile import Op, Var
 from warploom.tile.ops import NIBBLES
 
 Names = dict[str, str]
 
 FEW = 2  # staged tiles, whose addresses a loop may keep
+
+
+def vectors_of(ring: Ring) -> list[str]:
+    """Where the vectors of a ring's slot are."""
+    lines: list[str] = []
+    for buffer in ring.buffers:
+        for var in (op.dst for op in buffer.loads if op.dst and len(op.dst.type.axes) == 1):
+            word = var.type.dtype.kind
+            shift = f"({ring.name}_at - in_block(smem_address(shared_raw))) + {buffer.offset}"
+            lines.append(
+                f"const {word}* const {var.name}_slot = reinterpret_cast<const {word}*>("
+                f"__builtin_assume_aligned(shared_raw + {shift}, {CHUNK}));"
+            )
+    return lines
 
 
 def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:
@@ -32,6 +47,8 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
     first = values.first_row(kind.names[0], kind.shape[0])
     row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
+    begin = values.part_size(kind.names[1], kind.shape[1])
+    col = f"part * {begin} + s * 16" if begin else "s * 16"
     reads: list[str] = []
     for var in values.placement.slots_read(op):
         tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
@@ -44,31 +61,78 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
             reads += [
                 f"unsigned short {words}[4];",
                 f"read_bytes<{tile.width}, {tile.rows}>({words}, {ring.name}_at + {buffer.offset}"
-                f"{number}, {row}, s * 16);",
+                f"{number}, {row}, {col});",
             ]
             continue
         reads += [
             f"unsigned {words}[4];",
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
-            f"{buffer.offset}{number}, {row}, s * 16);",
+            f"{buffer.offset}{number}, {row}, {col});",
         ]
-    if nibbles := _nibble_pair(values, op):
-        count, body = 4, f"{name}[t][4 * s + i] = {nibbles};"
+    moved = moves_on(values.placement, op)
+    into = "moved[i]" if moved else f"{name}[t][4 * s + i]"
+    whole = _nibble_pair(values, op) or _byte_pair(values, op) or _product_pair(values, op, names)
+    if whole:
+        count, body = 4, f"{into} = {whole};"
     elif op.dst.type.dtype.name in PACKED:
         low, high = (
             values.expression(op, At("tile", i=f"(8 * s + 2 * i + {c})"), names, rounds=False)
             for c in (0, 1)
         )
-        count, body = 4, f"{name}[t][4 * s + i] = pack_{op.dst.type.dtype}({low}, {high});"
+        count, body = 4, f"{into} = pack_{op.dst.type.dtype}({low}, {high});"
     else:
         text = rounded(op, values.expression(op, At("tile", i="(8 * s + i)"), names))
         count, body = 8, f"{name}[t][8 * s + i] = {text};"
-    return [
+    inner = [*reads, *unrolled("i", count), f"  {body}"]
+    if moved:
+        room, place = _staged_place(values, op, True)
+        words = ", ".join(f"moved[{i}]" for i in range(4))
+        inner = ["unsigned moved[4];", *inner, f"stmatrix({room}({place}), {words});"]
+    lines = [
         *unrolled("t", values.blocks(op.dst.type)),
-        *unrolled("s", kind.shape[1] // SLOT_COLUMNS),
+        *unrolled("s", values.columns(op.dst.type) // SLOT_COLUMNS),
         "{",
-        *indent([*reads, *unrolled("i", count), f"  {body}"]),
+        *indent(inner),
         "}",
+    ]
+    sync = group_sync(values.placement.parts)
+    return [sync, *lines, "fence_async();", sync] if moved else lines
+
+
+def moves_on(placement: Placement, op: Op) -> bool:
+    """Whether a tile goes from a slot straight into a group's own staged region, 16 columns at a
+    time, as matmuls alone read it, and there: all of it is more than registers hold."""
+    if op.dst is None or op.dst.type.dtype.name not in PACKED:
+        return False
+    name = op.dst.name
+    if name not in placement.staged or name in placement.common or not placement.slots_read(op):
+        return False
+    ops = placement.program.ops()
+    readers = [one for one in ops if any(var.name == name for var in one.srcs)]
+    right = all(one.kind == "mma" and one.srcs[0] != op.dst for one in readers)
+    whole = placement.staged[name].cols % SLOT_COLUMNS == 0
+    return right and whole and not placement.transposed(op.dst.type)
+
+
+def hand_lines(values: Values, var: Var) -> list[str]:
+    """Leave a vector along rows for the other groups, in the slot whose turn it is."""
+    return _handed(values, var, "if (lane % 4 == 0) {place} = {own};")
+
+
+def take_lines(values: Values, var: Var) -> list[str]:
+    """Take a vector along rows that one group has left for all."""
+    return _handed(values, var, "{own} = {place};")
+
+
+def _handed(values: Values, var: Var, form: str) -> list[str]:
+    name, rows = var.name, var.type.shape[0]
+    blocks, halves = values.extents(var.type)
+    place = f"{name}_handed[{name}_turn * {rows} + t * 64 + thread_row + h * 8]"
+    return [
+        f"{name}_turn ^= 1;",
+        *unrolled("t", blocks),
+        *unrolled("h", halves),
+        f"    {form.format(place=place, own=f'{c_name(name)}[t][h]')}",
     ]
 
 
@@ -98,6 +162,32 @@ def _nibble_pair(values: Values, op: Op) -> str:
         return ""
     shift = 4 if inner.kind == "high_nibble" else 0
     return f"nibbles_{op.dst.type.dtype}({c_name(inner.srcs[0].name)}_words[i], {shift})"
+
+
+def _byte_pair(values: Values, op: Op) -> str:
+    """The packed word of two neighbours, where an op casts e4m3 to fp16: one instruction."""
+    source = op.srcs[0]
+    kinds = source.type.dtype.name, op.dst.type.dtype.name if op.dst else ""
+    if op.kind != "cast" or kinds != ("e4m3", "fp16") or not values.placement.is_shared(source):
+        return ""
+    return f"halves_e4m3({c_name(source.name)}_words[i])"
+
+
+def _product_pair(values: Values, op: Op, names: Names) -> str:
+    """The packed word of two neighbours, where an op multiplies narrow elements of what lies in
+    slots: both in one instruction, each rounded once."""
+    kind = op.dst.type if op.dst is not None else None
+    if op.kind != "mul" or kind is None or kind.dtype.name not in PACKED:
+        return ""
+    if any(src.type.dtype is not kind.dtype or len(src.type.axes) < 2 for src in op.srcs):
+        return ""
+    words = (
+        f"{c_name(src.name)}_words[i]"
+        if values.placement.is_shared(src)
+        else values.word(src, "t", "4 * s + i", names)
+        for src in op.srcs
+    )
+    return f"product_{kind.dtype}({', '.join(words)})"
 
 
 def at_use(placement: Placement, address: str) -> str:
@@ -133,28 +223,25 @@ def stage_lines(
         )
     common = op.dst.name in values.placement.common
     sync = [] if common else [group_sync(values.placement.parts)]
-    first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
-    begin = f"{f'{first} + ' if common else ''}t * 64"
     head = [*unrolled("t", values.blocks(op.dst.type))]
     turn = f"{op.dst.name}_turn"
-    room = f"{op.dst.name}_room + {turn}" if slot else f"{op.dst.name}_room"
-    room = at_use(values.placement, room) if fence else room
-    panel = f"tile_offset<{tile.width}, {tile.rows}>"
-    if fence and tile.cols % SLOT_COLUMNS == 0:  # stmatrix came with Hopper, as the proxy did
+    matrices = (
+        fence and tile.cols % SLOT_COLUMNS == 0
+    )  # stmatrix came with Hopper, as the proxy did
+    room, place = _staged_place(values, op, matrices, turn if slot else "", fence)
+    if matrices:
         words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
-        place = f"{begin} + {WARP} * 16 + lane % 16, (s * 16 + lane / 16 * 8) * 2"
         lines = [
             *head,
             *unrolled("s", tile.cols // SLOT_COLUMNS),
-            f"    stmatrix({room} + {panel}({place}), {words});",
+            f"    stmatrix({room}({place}), {words});",
         ]
     else:
-        place = f"{begin} + thread_row + i % 2 * 8, (i / 2 * 8 + thread_col) * 2"
         word = values.word(op.dst, "t", "i", names)
         lines = [
             *head,
             *unrolled("i", tile.cols // 4),
-            f"    shared_write({room} + {panel}({place}), int({word}));",
+            f"    shared_write({room}({place}), int({word}));",
         ]
     return [
         *sync,
@@ -163,3 +250,22 @@ def stage_lines(
         *(["fence_async();"] if fence and not later else []),
         *sync,
     ]
+
+
+def _staged_place(
+    values: Values, op: Op, matrices: bool, turn: str = "", fence: bool = True
+) -> tuple[str, str]:
+    """(the region of a staged tile with the function of a place in it, the place that a lane writes
+    of block t: for four matrices of 16 columns s, or for word i)."""
+    assert op.dst is not None
+    placement, name = values.placement, op.dst.name
+    tile = placement.staged[name]
+    first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
+    begin = f"{f'{first} + ' if name in placement.common else ''}t * 64"
+    room = f"{name}_room + {turn}" if turn else f"{name}_room"
+    room = at_use(placement, room) if fence else room
+    if matrices:
+        place = f"{begin} + {WARP} * 16 + lane % 16, (s * 16 + lane / 16 * 8) * 2"
+    else:
+        place = f"{begin} + thread_row + i % 2 * 8, (i / 2 * 8 + thread_col) * 2"
+    return f"{room} + tile_offset<{tile.width}, {tile.rows}>", place

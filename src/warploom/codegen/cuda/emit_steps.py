@@ -36,37 +36,26 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import (
     fenced_as_met,
     from_slots_lines,
+    hand_lines,
+    moves_on,
     stage_lines,
+    take_lines,
     takes_turns,
     turn_lines,
+    vectors_of,
 )
 from warploom.codegen.cuda.emit_store import CARRIED, LEADER, carried_lines, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.tasks import in_grid, read_line
+from warploom.codegen.cuda.tasks import element_of, in_grid, read_line
 from warploom.codegen.cuda.values import Values, c_index
-from warploom.codegen.ir.block import BlockProgram, Ring, Role
-from warploom.codegen.ir.layout import CHUNK
-from warploom.codegen.ir.steps import (
-    Acquire,
-    Ahead,
-    Fill,
-    Issue,
-    Join,
-    Meet,
-    OpStep,
-    Publish,
-    Release,
-    Run,
-    Share,
-    Step,
-    TurnPass,
-    TurnWait,
-    Wait,
-)
+from warploom.codegen.ir import steps
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role
+from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
+PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 Names = dict[str, str]
 
 
@@ -90,7 +79,7 @@ class Here:
     reads: tuple[Read, ...] = ()
     declared: frozenset[str] = frozenset()
 
-    def names(self, step: Step) -> Names:
+    def names(self, step: steps.Step) -> Names:
         """What the loop's counter is for a step: the newest iteration, less the step's stage. What
         an older iteration reads has names of its own."""
         if not self.index:
@@ -130,7 +119,7 @@ class StepCode:
 
     def _loop(self, role: Role, code: LoopCode) -> list[str]:
         loop = code.section.loop
-        lines = self.range_lines(role, loop)
+        lines = [*self.range_lines(role, loop), *self._first_reads(role, code)]
         if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         lines += [
@@ -186,12 +175,12 @@ class StepCode:
         section = code.section
         index, counter = section.loop.index, c_name(section.loop.index)
         body: list[str] = []
-        for number, steps in enumerate(code.prologue):
-            lines = write(self.values, steps, f"{index}_start", number)
+        for number, some in enumerate(code.prologue):
+            lines = write(self.values, some, f"{index}_start", number)
             body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
         body += self._steady(code, write, f"{index}_start + {section.depth}")
-        for number, steps in enumerate(code.epilogue):
-            lines = write(self.values, steps, f"{index}_stop", number)
+        for number, some in enumerate(code.epilogue):
+            lines = write(self.values, some, f"{index}_stop", number)
             body += ["{  // finish what is in flight", *indent(lines), "}"]
         result = [f"if ({index}_stop - {index}_start >= {section.depth}) {{", *indent(body)]
         if section.depth > 1:
@@ -212,12 +201,12 @@ class StepCode:
     def _entered_in_its_middle(self, role: Role, code: LoopCode, rotated: Rotated) -> list[str]:
         """A rotated loop, which ends behind the rest of its last iteration."""
         index, counter = code.section.loop.index, c_name(code.section.loop.index)
-        waited = [one.ring for one in rotated.first if isinstance(one, Wait)]
+        waited = [one.ring for one in rotated.first if isinstance(one, steps.Wait)]
         declared = frozenset(waited)
         write = partial(self._iteration, role, code, self.values)
         first = write(rotated.first, counter, 0, declared)
         body = [f"unsigned {name}_at;" for name in waited]
-        vectors = [line for name in waited for line in self._vectors(self.block.ring(name))]
+        vectors = [line for name in waited for line in vectors_of(self.block.ring(name))]
         body += [line.split(" = ")[0].replace("* const ", "* ") + ";" for line in vectors]
         body += [
             f"int {counter} = {index}_start;",
@@ -292,48 +281,83 @@ class StepCode:
         loop = code.section.loop
         here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
         # Numbers are read before slots are waited for, so that nobody waits for both.
-        fills = {one.stage: one for one in codes if isinstance(one, Fill)}
-        lines = [
-            read_line(read, True, self.cluster > 1, here.names(fill))
-            for fill in fills.values()
-            for read in loop.reads
-        ]
+        fills = {one.stage: one for one in codes if isinstance(one, steps.Fill)}
+        if self.plan.reads_ahead and fills and loop.reads:
+            lines = self._reads_ahead(loop, code.section, base)
+        else:
+            lines = [
+                read_line(read, True, self.cluster > 1, here.names(fill))
+                for fill in fills.values()
+                for read in loop.reads
+            ]
         return lines + [line for one in codes for line in self._written(one, here, role)]
+
+    def _reads_ahead(self, loop: Loop, section: Pipeline, base: str) -> list[str]:
+        """The numbers of an iteration, which the one before has read, and those of the next; what
+        later ones read is fetched into L2."""
+        if section.depth or self.cluster > 1:
+            raise InputError(
+                f"launch plan: reads_ahead: loop {loop.index} starts {section.depth} iterations "
+                f"ahead in a cluster of {self.cluster}; expected none, and single blocks"
+            )
+        index = loop.index
+        soon, late = (
+            {index: f"::min({base} + {ahead}, {index}_stop - 1)"} for ahead in (1, PREFETCHED)
+        )
+        taken = [f"const int {c_name(r.name)} = {r.name}_next;" for r in loop.reads]
+        following = [f"{r.name}_next = {_read(r, soon)};" for r in loop.reads]
+        far = loop.reads[0]
+        return [*taken, *following, f"prefetch_l2({element_of(far.array, far.at, late)});"]
+
+    def _first_reads(self, role: Role, code: LoopCode) -> list[str]:
+        """What a loop whose numbers are read ahead begins with."""
+        loop = code.section.loop
+        if not (role.loads and self.plan.reads_ahead and loop.reads):
+            return []
+        first = {loop.index: f"{loop.index}_start"}
+        some = f"{loop.index}_start < {loop.index}_stop"
+        names = {read.name for read in loop.reads}
+        if any(names & place.symbols() for read in loop.reads for place in read.at):
+            raise InputError(
+                f"launch plan: reads_ahead: loop {loop.index} reads a number at the place of one "
+                "that it reads; leave it out"
+            )
+        return [f"int {r.name}_next = {some} ? {_read(r, first)} : 0;" for r in loop.reads]
 
     def _written(self, code: Code, here: Here, role: Role) -> list[str]:
         if isinstance(code, Guarded):
             body = [line for one in code.body for line in self._written(one, here, role)]
             return guarded(here.values, code.guard, body, here.names(first_step(code)))
         note = f"// {code}"
-        if isinstance(code, OpStep):
+        if isinstance(code, steps.OpStep):
             note += f"  {_short(code.op.where)}"
         return [note, *self._code(code, here, role)]
 
-    def _code(self, step: Step, here: Here, role: Role) -> list[str]:
+    def _code(self, step: steps.Step, here: Here, role: Role) -> list[str]:
         match step:
-            case Acquire():
+            case steps.Acquire():
                 return self._acquire(step)
-            case Fill():
+            case steps.Fill():
                 return self._fill(step, here)
-            case Publish():
+            case steps.Publish():
                 return self._publish(step)
-            case Wait():
+            case steps.Wait():
                 return self._wait(step, here)
-            case Release():
+            case steps.Release():
                 return self._release(step)
-            case Issue():
+            case steps.Issue():
                 return self._issue(step, here)
-            case Join():
+            case steps.Join():
                 return self._join(step)
-            case Run():
+            case steps.Run():
                 return self._run(step, here)
-            case Meet() | Share():
+            case steps.Meet() | steps.Share() | steps.Take():
                 return self._together(step, here)
-            case TurnWait():
+            case steps.TurnWait():
                 return self._turn_wait()
-            case TurnPass():
+            case steps.TurnPass():
                 return self._turn_pass()
-            case Ahead():
+            case steps.Ahead():
                 return self.ahead(role)
 
     def ahead(self, role: Role) -> list[str]:
@@ -342,7 +366,7 @@ class StepCode:
         first = self._written(found.first, Here(self.values), role)
         return ahead_lines(found, self.range_lines(role, found.loop), first)
 
-    def _acquire(self, step: Acquire) -> list[str]:
+    def _acquire(self, step: steps.Acquire) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
         wait = f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"
@@ -353,13 +377,13 @@ class StepCode:
             f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
         ]
 
-    def _fill(self, step: Fill, here: Here) -> list[str]:
+    def _fill(self, step: steps.Fill, here: Here) -> list[str]:
         if self.block.is_turned(self.block.ring(step.ring)):
             return turn_lines(self.block, step.op)
         copy = self.facts.parameters.copies[step.op.id]
         return fill_lines(self.block, copy, step.op, here.names(step), self.helpers)
 
-    def _publish(self, step: Publish) -> list[str]:
+    def _publish(self, step: steps.Publish) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         full = f"{name}_full + {name}_cursor.slot * 8"
         written = [
@@ -370,7 +394,7 @@ class StepCode:
         advance = f"advance<{ring.depth}>({name}_cursor);"
         return [*written, advance] if self.block.is_turned(ring) else [advance]
 
-    def _wait(self, step: Wait, here: Here) -> list[str]:
+    def _wait(self, step: steps.Wait, here: Here) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         if self.block.is_raw(ring):
             cursor = raw_cursor(self.block, ring)
@@ -384,7 +408,7 @@ class StepCode:
         found = [
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
-            *self._vectors(ring),
+            *vectors_of(ring),
         ]
         if name in here.declared:
             found = [re.sub(r"^.*?(\w+ = )", r"\1", line) for line in found]
@@ -394,20 +418,7 @@ class StepCode:
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 
-    def _vectors(self, ring: Ring) -> list[str]:
-        """Where the vectors of a ring's slot are."""
-        lines: list[str] = []
-        for buffer in ring.buffers:
-            for var in (op.dst for op in buffer.loads if op.dst and len(op.dst.type.axes) == 1):
-                word = var.type.dtype.kind
-                shift = f"({ring.name}_at - in_block(smem_address(shared_raw))) + {buffer.offset}"
-                lines.append(
-                    f"const {word}* const {var.name}_slot = reinterpret_cast<const {word}*>("
-                    f"__builtin_assume_aligned(shared_raw + {shift}, {CHUNK}));"
-                )
-        return lines
-
-    def _release(self, step: Release) -> list[str]:
+    def _release(self, step: steps.Release) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         raw = self.block.is_raw(ring)
         bar = f"{name}_empty + {name}_{'slot' if raw else 'oldest'} * 8"
@@ -426,14 +437,14 @@ class StepCode:
             return [*stored, arrive]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
-    def _issue(self, step: Issue, here: Here) -> list[str]:
+    def _issue(self, step: steps.Issue, here: Here) -> list[str]:
         assert step.op.dst is not None
         first = step.op.dst.name in self.facts.overwritten
         return self._addressed(
             step, here, issue_lines(self.block, here.values, step.op, self.helpers, first)
         )
 
-    def _addressed(self, step: OpStep, here: Here, lines: list[str]) -> list[str]:
+    def _addressed(self, step: steps.OpStep, here: Here, lines: list[str]) -> list[str]:
         """The lines of an op, with the slots of its own iteration of late rings."""
         found: list[str] = []
         for ring in self.block.rings_read(step.op):
@@ -445,13 +456,13 @@ class StepCode:
                     f"const unsigned {name}_at = in_block({name}_base) + {slot} * "
                     f"{ring.slot_bytes};"
                 )
-                found += self._vectors(ring)
+                found += vectors_of(ring)
         return ["{", *indent([*found, *lines]), "}"] if found else lines
 
-    def _join(self, step: Join) -> list[str]:
+    def _join(self, step: steps.Join) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
-    def _run(self, step: Run, here: Here) -> list[str]:
+    def _run(self, step: steps.Run, here: Here) -> list[str]:
         op, values, names = step.op, here.values, here.names(step)
         if op.kind in STORES:
             return self._store(values, op, names)
@@ -459,6 +470,8 @@ class StepCode:
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
         name, copied = op.dst.name, list[str]()
+        if self.fences and moves_on(self.block.placement, op):
+            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
         if name in self.block.placement.staged:
             slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
             later = fenced_as_met(self.block, name)
@@ -469,7 +482,16 @@ class StepCode:
             return self._addressed(step, here, [*lines, *copied])
         if name in self.facts.overwritten and op.kind == "fill":
             return [f"{name}_live = 0;"]
+        if name in self.facts.layout.handed:
+            copied = hand_lines(values, op.dst)
         return self._addressed(step, here, [*compute_lines(values, op, names), *copied])
+
+    def _take(self, step: steps.Take, here: Here) -> list[str]:
+        """What a group takes of what one has made for all; matmuls read staged tiles where they
+        are."""
+        assert step.op.dst is not None
+        name = step.op.dst.name
+        return [] if name in self.block.placement.staged else take_lines(here.values, step.op.dst)
 
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:
         path = self.facts.stores[op.id]
@@ -486,8 +508,10 @@ class StepCode:
         checks += ["part == 0"] if path.first_group else []
         return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
 
-    def _together(self, step: Meet | Share, here: Here) -> list[str]:
-        if isinstance(step, Meet):
+    def _together(self, step: steps.Meet | steps.Share | steps.Take, here: Here) -> list[str]:
+        if isinstance(step, steps.Take):
+            return self._take(step, here)
+        if isinstance(step, steps.Meet):
             meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
             fenced = self.fences and fenced_as_met(self.block, step.tile)
             return ["fence_async();", meet] if fenced else [meet]
@@ -515,6 +539,10 @@ def raw_cursor(block: BlockProgram, ring: Ring) -> str:
     turned = next(one for one in block.rings if block.is_turned(one))
     alike = sum(map(block.is_turned, block.rings)) == 1 and turned.depth == ring.depth
     return f"{turned.name if alike else ring.name}_cursor"
+
+
+def _read(read: Read, names: Names) -> str:
+    return f"__ldg({element_of(read.array, read.at, names)})"
 
 
 def _short(where: str) -> str:

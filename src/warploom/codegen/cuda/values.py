@@ -52,8 +52,10 @@ INT_OPS = {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
+    "floordiv": "floor_div({0}, {1})",
     "max": "::max({0}, {1})",
     "min": "::min({0}, {1})",
+    "philox": "philox({0}, {1}, {2}, {3})",
 }
 ANY_OPS = {
     "lt": "({0} < {1})",
@@ -350,7 +352,10 @@ class Values(RegisterTiles):
         lies = self.placement.lies(axis)
         if lies == "lanes":
             return f"(int(lane) * {-(-size // LANES)} + ({at.i}))"
-        return self.row(axis, size, at) if lies == "rows" else self.col(at)
+        if lies == "rows":
+            return self.row(axis, size, at)
+        columns = self.part_size(axis, size)
+        return f"(part * {columns} + {self.col(at)})" if columns else self.col(at)
 
     def row(self, axis: str, size: int, at: At) -> str:
         """The row in the whole tile of an element: axis length `size` before the split."""
@@ -389,5 +394,5 @@ class Values(RegisterTiles):
 
     def first_row(self, axis: str, size: int) -> str:
         """The first row of this group's part."""
-        rows = self.part_rows(axis, size)
+        rows = self.part_size(axis, size)
         return f"part * {rows}" if rows else "0"

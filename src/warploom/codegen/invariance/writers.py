@@ -28,7 +28,7 @@ class Writers:
 
     @classmethod
     def of(cls, program: Program) -> Writers:
-        """Those of a program."""
+        """The writers of a program."""
         return cls(program, {name: form(extent) for name, extent in program.grid})
 
     def digits(self, store: Stored) -> tuple[Digits, frozenset[str]]:

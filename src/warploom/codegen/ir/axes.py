@@ -28,7 +28,7 @@ Names = Mapping[Axis, str]
 def one_slot(program: Program) -> Program:
     """The program whose matmuls take a loaded tile that was renamed from the slot of the load.
 
-    *requires*  nothing but matmuls read the renamed tile
+    *requires*  nothing but matmuls, and casts of 8 bits to more, read the renamed tile
     *before -> after*  `k = load(...); r = k.rename("n", "r"); x = r @ k` ->
     `k = load(...); x = k(r, d) @ k(n, d)`, one variable under two types
     *keeps*  every other op, its number, its order and its value
@@ -39,7 +39,8 @@ def one_slot(program: Program) -> Program:
              and op.srcs[0].name in loads and len(op.dst.type.axes) == 2}  # fmt: skip
     for op in ops:
         for place, src in enumerate(op.srcs):
-            if op.kind != "mma" or place == 2:
+            widened = op.kind == "cast" and src.type.dtype.bits == 8
+            if (op.kind != "mma" or place == 2) and not widened:
                 found.pop(src.name, None)
     if not found:
         return program

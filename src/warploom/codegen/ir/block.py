@@ -203,6 +203,19 @@ class BlockProgram:
         shared = [var.name for var in self.placement.slots_read(op)]
         return list({ring.name: ring for ring, _ in map(self.home, shared)}.values())
 
+    def used_by(self, part: int) -> set[str]:
+        """The rings whose slots a compute group of that number takes: all, where every group does
+        all ops."""
+        if not self.placement.led:
+            return {ring.name for ring in self.rings}
+        ops = [op for op in self.placement.program.ops() if op.id in self.placement.fusion.kept]
+        own = [op for op in ops if self.placement.does(op, part)]
+        return {ring.name for op in own for ring in self.rings_read(op)}
+
+    def takers(self, ring: Ring) -> int:
+        """How many compute groups take the slots of a ring."""
+        return sum(ring.name in self.used_by(part) for part in range(self.placement.parts))
+
     def filled_in(self, loop: Loop) -> set[str]:
         """The rings that take a slot every iteration of a loop."""
         names = {op.dst.name for op in loop.body if isinstance(op, Op) and op.dst is not None}
@@ -219,6 +232,7 @@ class BlockProgram:
     def taken_in(self, role: Role, loop: Loop) -> set[str]:
         """The rings that a role takes a slot of in every iteration of a loop."""
         own = {r.name for r in self.rings if self.is_raw(r) == role.transposes and not role.loads}
+        own &= self.used_by(role.part) if role.computes else own
         return self.filled_in(loop) & own
 
     def filled_by(self, role: Role, loop: Loop) -> set[str]:

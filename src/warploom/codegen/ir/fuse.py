@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from warploom.errors import InputError
 from warploom.tile import BOOL, Loop, Op, Program, Var
 from warploom.tile.dtypes import FP8, INT8
+from warploom.tile.ir import Derived
 from warploom.tile.ops import NIBBLES, OPS
 
 ELEMENTWISE = ("unary", "binary", "compare", "select")
@@ -25,11 +27,16 @@ MOST_USES = 3  # the C++ compiler finds the common subexpressions again
 
 
 @dataclass(frozen=True)
-class Fusion:
+class Fusion(Derived):
     """The ops that are inlined, by the variable each defines, and the ops that remain."""
 
     inlined: dict[str, Op]
     kept: frozenset[int]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Op, tuple[Var, ...]]]:
+        """What ops read, by their identity, as for `localiser`."""
+        return {}
 
     def keeping(self, ops: Iterable[Op]) -> Fusion:
         """The same, but these are not inlined."""
@@ -39,12 +46,14 @@ class Fusion:
 
     def sources(self, op: Op) -> tuple[Var, ...]:
         """The variables `op` reads once inlined sources are expanded, each once."""
-        found: dict[str, Var] = {}
-        for src in op.srcs:
-            inner = self.inlined.get(src.name)
-            for var in (src,) if inner is None else self.sources(inner):
-                found[var.name] = var
-        return tuple(found.values())
+        if id(op) not in self._known:
+            found: dict[str, Var] = {}
+            for src in op.srcs:
+                inner = self.inlined.get(src.name)
+                for var in (src,) if inner is None else self.sources(inner):
+                    found[var.name] = var
+            self._known[id(op)] = op, tuple(found.values())
+        return self._known[id(op)][1]
 
 
 def fuse(program: Program) -> Fusion:

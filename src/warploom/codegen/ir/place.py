@@ -2,9 +2,12 @@
 
 Register tiles have the accumulator layout of wgmma: rows over warps and lanes, columns over
 registers. An axis of a tile is therefore a *row* axis or a *column* axis, as the matmuls have it
-that the tile takes part in; names are made to say so (`ir.axes`). The split axis must be a row axis
-that no operation reduces over in registers. A matmul may contract it: its operand then lies in
-shared memory, where every group leaves its part, and the groups share out the rows of the result.
+that the tile takes part in; names are made to say so (`ir.axes`). No operation may reduce over the
+split axis in registers. A matmul may contract a split row axis: its operand then lies in shared
+memory, where every group leaves its part, and the groups share out the rows of the result.
+Where the split axis is a column axis, groups have columns of the tiles with it, and all rows. What
+has no part in it and depends on a matmul, the first group alone makes, and hands what the others
+need of it to them through shared memory.
 A transposed tile keeps every element in its register: only the order of its axes' names changes.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from warploom.codegen.ir.axes import one_slot, separate_axes
@@ -61,7 +64,11 @@ class Placement:
     parts       compute groups the split axis is cut into
     splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
                 axis of a staged tile, or their columns where a group would have less than 64 rows
-    common      the staged tiles of which every group leaves its part in one region
+    common      the staged tiles of which every group leaves its part in one region; of a second
+                operand whose columns are cut, each group has its own in its own
+    led         the ops that the first group alone does, by number
+    handed      tiles of these that the other groups take from shared memory: first operands of
+                matmuls, which are staged for all, and vectors along rows
     spread      vectors along columns that loops load for elementwise ops: each thread loads some
                 elements, and all of the group read them from its shared memory; those that the
                 producer brings are `shared` instead
@@ -80,6 +87,12 @@ class Placement:
     common: frozenset[str] = frozenset()
     spread: frozenset[str] = frozenset()
     turned: dict[str, str] = field(default_factory=dict[str, str])
+    led: frozenset[int] = frozenset()
+    handed: frozenset[str] = frozenset()
+
+    def does(self, op: Op, part: int) -> bool:
+        """Whether the group of that number does an op, and does not at most take its result."""
+        return part == 0 or op.id not in self.led
 
     def is_split(self, kind: TileType) -> bool:
         """Whether every compute group holds a part of its own of a tile."""
@@ -135,7 +148,8 @@ class Placement:
     def from_registers(self, op: Op) -> bool:
         """Whether a matmul takes its first operand from registers."""
         left = op.srcs[0]
-        return left.name not in self.shared and left.type.names[1] == contracted(op)
+        elsewhere = left.name in self.shared or left.name in self.handed
+        return not elsewhere and left.type.names[1] == contracted(op)
 
     def lies(self, axis: str) -> str:
         """Over what an axis of a register tile lies: rows, columns, or the lanes of every warp."""
@@ -183,7 +197,8 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     rows, cols = _axes(program, shared, fusion)
     splits = _splits(program, split, staged, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
-    common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
+    own = _own_columns(program, staged, splits)
+    common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
     spread = _vectors(program, cols) - set(fusion.inlined)
     if vectors:
         brought = spread | _vectors(program, rows)
@@ -193,8 +208,66 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
         program, fusion, shared, rows, cols, split, parts, staged,
         splits=splits, common=common, spread=spread, turned=turned,
     )  # fmt: skip
+    for name in own:
+        staged[name] = shared_tile(placement.local(kinds[name]))
+    if parts > 1 and split in cols:
+        placement = _led_by_one(placement)
     _check_split(placement)
     return placement
+
+
+def _led_by_one(placement: Placement) -> Placement:
+    """The placement where one group leads: what it alone does, and what it hands to the others."""
+    fusion = placement.fusion
+    ops = [
+        op
+        for op in placement.program.ops()
+        if op.id in fusion.kept and not (op.dst and placement.is_shared(op.dst))
+    ]
+    cut = [op for op in ops if placement.is_split(_result(op))]
+    rest = [op for op in ops if not placement.is_split(_result(op))]
+    made, before = set[str](), set[str]()
+    products = {op.dst.name for op in rest if op.kind == "mma" and op.dst is not None}
+    made |= products
+    while made != before:
+        before = set(made)
+        for op in rest:
+            if op.dst is not None and any(var.name in made for var in fusion.sources(op)):
+                made.add(op.dst.name)
+    led = frozenset(
+        op.id
+        for op in rest
+        if (op.dst is not None and op.dst.name in made)
+        or (op.dst is None and any(var.name in made for var in fusion.sources(op)))
+    )
+    handed: dict[str, Var] = {}
+    staged = dict(placement.staged)
+    for op in cut:
+        for var in fusion.sources(op):
+            if var.name not in made:
+                continue
+            handed[var.name] = var
+            first = op.kind == "mma" and var == op.srcs[0] and var.type.names[1] == contracted(op)
+            if first:
+                staged[var.name] = _staged_tile(op, var)
+            elif len(var.type.axes) != 1 or var.type.names[0] not in placement.rows:
+                raise InputError(
+                    f"{op.where}: {op.kind} reads {var.name}: {var.type}, which one group makes "
+                    f"for all, as the schedule splits the columns {placement.split!r}; it hands "
+                    "on first operands of matmuls and vectors along rows"
+                )
+    return replace(
+        placement,
+        staged=staged,
+        common=placement.common | (staged.keys() & handed.keys()),
+        led=led,
+        handed=frozenset(handed),
+    )
+
+
+def _result(op: Op) -> TileType:
+    """The type of what an op gives or stores."""
+    return op.srcs[0].type if op.dst is None else op.dst.type
 
 
 def _typed(op: Op) -> TileType:
@@ -215,6 +288,18 @@ def _splits(
                 fitting = [n for n, k in op.dst.type.axes if k % (parts * ROWS_PER_GROUP) == 0]
                 found.add((fitting or op.dst.type.names)[0])
     return frozenset(found)
+
+
+def _own_columns(
+    program: Program, staged: Mapping[str, SharedTile], splits: frozenset[str]
+) -> set[str]:
+    """The staged second operands of which each group reads the columns that it has."""
+    return {
+        op.srcs[1].name
+        for op in program.ops()
+        if op.kind == "mma" and op.srcs[1].name in staged and op.dst is not None
+        and op.dst.type.names[1] in splits
+    }  # fmt: skip
 
 
 def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
@@ -371,10 +456,19 @@ def _check_split(placement: Placement) -> None:
     split, parts = placement.split, placement.parts
     if parts == 1:
         return
-    if split not in placement.rows:
+    if split not in placement.rows | placement.cols:
         raise InputError(
-            f"launch plan: split axis {split!r} is not a row axis of program "
-            f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
+            f"launch plan: split axis {split!r} is no axis of a register tile of program "
+            f"{placement.program.name}; they have the rows {sorted(placement.rows)} and the "
+            f"columns {sorted(placement.cols)}"
+        )
+    vectors = [
+        op.dst for op in placement.program.ops() if op.dst and op.dst.name in placement.spread
+    ]
+    if any(split in var.type.names for var in vectors):
+        raise InputError(
+            f"launch plan: split axis {split!r}: a loop loads vectors along these columns, which "
+            "groups share whole; split rows"
         )
     for op in placement.program.ops():
         if op.dst is None:
@@ -386,8 +480,8 @@ def _check_split(placement: Placement) -> None:
                     f"{op.where}: {op.kind} along {axis!r}, which the schedule splits over {parts} "
                     f"groups: register tiles do not move between them; give {axis!r} one group"
                 )
-            # A second operand's part begins where a panel of its swizzled columns does.
-            if axis in kind.names and kind.size(axis) % (parts * ROWS_PER_GROUP):
+            loaded = placement.is_shared(op.dst) and axis in placement.cols
+            if axis in kind.names and kind.size(axis) % (parts * ROWS_PER_GROUP) and not loaded:
                 raise InputError(
                     f"{op.where}: axis {axis!r} of {op.dst.name} is {kind.size(axis)} long; over "
                     f"{parts} groups it must be a multiple of {parts * ROWS_PER_GROUP}"

@@ -87,6 +87,9 @@ class LaunchPlan:
                     end, and sums are zeroed before it. Registers decide: where the first iteration
                     has code of its own, the compiler copies sums from its registers to the loop's
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
+    reads_ahead     the producer reads the numbers that an iteration takes from memory an iteration
+                    earlier, and asks L2 for later ones: beside loads that fill the memory's queue
+                    such a read takes as long as several blocks
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
     block_dim_warps is derived from the groups
     """
@@ -113,6 +116,7 @@ class LaunchPlan:
     early_release: bool = False
     rotate_loops: bool = False
     resident: int = 1
+    reads_ahead: bool = False
     l2_promotion: int = 256
 
     def __post_init__(self) -> None:

@@ -31,11 +31,13 @@ from warploom.codegen.ir.steps import (
     Acquire,
     Fill,
     Issue,
+    OpStep,
     Publish,
     Release,
     RingStep,
     Run,
     Step,
+    Take,
     Wait,
 )
 from warploom.errors import CheckFailed
@@ -45,7 +47,7 @@ Found = Iterator[str]  # one sentence a fault
 
 @dataclass(frozen=True)
 class Rule:
-    """It holds from pass `since` on ("": from the beginning), up to pass `until`."""
+    """A rule that holds from pass `since` on ("": from the beginning), up to pass `until`."""
 
     name: str
     check: Callable[[BlockProgram], Found]
@@ -115,15 +117,23 @@ def _ops(block: BlockProgram) -> Found:
     shared = {op.label for op in filled}
     turned = {op.label for op in filled if op.dst and op.dst.name in placement.turned}
     kept = {op.label for op in placement.program.ops() if op.id in placement.fusion.kept}
+    led = [op for op in placement.program.ops() if op.id in placement.led]
+    taken = {op.label for op in led if op.dst and op.dst.name in placement.handed}
+    left = (set[str](), {op.label for op in led} - taken)  # of the first group, of the others
     for role in block.roles:
         have = Counter(op.label for section in role.sections for op in ops_of(section))
         loading = turned if role.transposes else shared - turned
-        want = Counter(kept - shared if role.computes else loading)
+        own = kept - shared - left[role.part > 0] if role.computes else loading
+        want = Counter(own)
         if have != want:
             yield f"{role.name} does not have {min((have - want) + (want - have))} once"
         for step in _every(role):
             if isinstance(step, Issue | Run) and isinstance(step, Issue) != (step.op.kind == "mma"):
                 yield f"{role.name}: {step}"
+            if isinstance(step, OpStep) and role.computes:
+                takes = role.part > 0 and step.op.label in taken
+                if isinstance(step, Take) != takes:
+                    yield f"{role.name}: {step}, which the first group does for all"
 
 
 def _numbered(block: BlockProgram) -> Found:

@@ -21,6 +21,7 @@ from warploom.codegen.ir.steps import (
     Publish,
     Release,
     Run,
+    Take,
     TurnPass,
     TurnWait,
     Wait,
@@ -68,7 +69,7 @@ def _in_registers(block: BlockProgram, op: Op) -> set[str]:
 def meaning(block: BlockProgram) -> Iterator[str]:
     """Every op is done once an iteration, and reads what it reads in the tile program."""
     for role, trips, trace in _traces(block):
-        want = _reads(block, _in_order(block, trips), lambda event, name, lag: (name, 0))
+        want = _reads(block, _in_order(block, role, trips), lambda event, name, lag: (name, 0))
         have = _reads(block, trace, _places(role))
         for doing in {**want, **have}:
             if have.get(doing) != want.get(doing):
@@ -77,7 +78,7 @@ def meaning(block: BlockProgram) -> Iterator[str]:
                 yield f"{_at(role, trips)}: {label} of task {task}, iteration {iteration}, {done}"
 
 
-def _in_order(block: BlockProgram, trips: int) -> Iterator[Event]:
+def _in_order(block: BlockProgram, role: Role, trips: int) -> Iterator[Event]:
     """The ops of a group, as the tile program has them."""
     placement = block.placement
     for task in range(TASKS):
@@ -87,8 +88,12 @@ def _in_order(block: BlockProgram, trips: int) -> Iterator[Event]:
             own = [op for op in body if isinstance(op, Op) and op.id in placement.fusion.kept]
             for iteration in range(1 if loop is None else trips):
                 for op in own:
-                    if op.dst is None or not placement.is_shared(op.dst):
+                    if op.dst is not None and placement.is_shared(op.dst):
+                        continue
+                    if placement.does(op, role.part):
                         yield Event(start_of(op), task, loop, iteration)
+                    elif op.dst is not None and op.dst.name in placement.handed:
+                        yield Event(Take(op), task, loop, iteration)
 
 
 def _reads(
@@ -98,12 +103,12 @@ def _reads(
     result: dict[Doing, list[tuple[str, Doing | None]]] = {}
     written: dict[Place, Doing] = {}
     for event in trace:
-        if not isinstance(event.step, Issue | Run):
+        if not isinstance(event.step, Issue | Run | Take):
             continue
         op = event.step.op
         doing = (op.label, event.task, event.iteration)
         if not event.void:
-            read = sorted(_in_registers(block, op))
+            read = [] if isinstance(event.step, Take) else sorted(_in_registers(block, op))
             found = [(name, written.get(place(event, name, 0))) for name in read]
             result[doing] = [*result.get(doing, []), *found, (op.label, None)]
         if op.dst is not None:
@@ -172,6 +177,7 @@ def group_slots(block: BlockProgram) -> Iterator[str]:
             continue
         filled = _Filled(block, trips)
         own = {r.name for r in block.rings if block.is_raw(r) == role.transposes}
+        own &= _used(block, role) if role.computes else own
         published = {name: n for name, n in filled.published.items() if name in own}
         taken, freed = Counter[str](), Counter[str]()
         for event in trace:
@@ -195,6 +201,15 @@ def group_slots(block: BlockProgram) -> Iterator[str]:
                 f"{_at(role, trips)} takes {dict(taken)} and gives back {dict(freed)} of "
                 f"{published} slots"
             )
+
+
+def _used(block: BlockProgram, role: Role) -> set[str]:
+    """The rings whose slots a group reads or stores through."""
+    done = [op for op in block.placement.program.ops() if block.placement.does(op, role.part)]
+    over = block.placement.program.ops() if block.launch.store_over else ()
+    names = {var.name for op in done for var in block.placement.slots_read(op)}
+    names |= {block.launch.store_over for _ in over}
+    return {ring.name for ring in block.rings for b in ring.buffers if names & set(b.names)}
 
 
 def turns(block: BlockProgram) -> Iterator[str]:
@@ -245,6 +260,8 @@ def joins(block: BlockProgram) -> Iterator[str]:
             elif isinstance(step, Release):
                 slot = step.ring, freed[step.ring]
                 freed[step.ring] += 1
+            elif isinstance(step, Take):
+                written = {place(event, step.op.dst.name, 0)} if step.op.dst else set[Place]()
             elif isinstance(step, Issue | Run):
                 # Matmuls into one accumulator follow each other in the tensor core.
                 sums = {var.name for var in step.op.srcs[2:] if isinstance(step, Issue)}

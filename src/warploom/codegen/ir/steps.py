@@ -111,6 +111,10 @@ class Run(_OfOp):
     """Consumer: any other op."""
 
 
+class Take(_OfOp):
+    """Consumer: take the result of an op that the first group has done for all."""
+
+
 @dataclass(frozen=True)
 class Join(_OfGroup):
     """Consumer: wait until at most `count` started matmuls are unfinished."""
@@ -138,7 +142,7 @@ class Ahead(_OfGroup):
 
 
 RingStep = Acquire | Publish | Wait | Release
-OpStep = Fill | Issue | Run
+OpStep = Fill | Issue | Run | Take
 GroupStep = Join | TurnWait | TurnPass
 Step = RingStep | OpStep | GroupStep | Meet | Share | Ahead
 

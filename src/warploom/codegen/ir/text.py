@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
+from warploom.codegen.ir import steps
 from warploom.codegen.ir.block import (
     TRANSPOSES,
     At,
@@ -38,30 +39,14 @@ from warploom.codegen.ir.block import (
 )
 from warploom.codegen.ir.place import Placement, place
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.ir.steps import (
-    Acquire,
-    Ahead,
-    Fill,
-    Issue,
-    Join,
-    Meet,
-    OpStep,
-    Publish,
-    Release,
-    RingStep,
-    Run,
-    Share,
-    Step,
-    TurnPass,
-    TurnWait,
-    Wait,
-)
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
 ONCE = ("steady", "plain", "skip", "empty", "none")  # blocks of a pipeline that it has one of
-ON_RING = {kind.__name__: kind for kind in (Acquire, Publish, Wait, Release)}
-OF_GROUP = {kind.__name__: kind for kind in (TurnWait, TurnPass, Ahead)}
+ON_RING = {
+    kind.__name__: kind for kind in (steps.Acquire, steps.Publish, steps.Wait, steps.Release)
+}
+OF_GROUP = {kind.__name__: kind for kind in (steps.TurnWait, steps.TurnPass, steps.Ahead)}
 LAG = r"(?: \(iteration -(\d+)\))?"
 
 Line = tuple[int, str]  # number and text, without the spaces around it
@@ -99,14 +84,14 @@ def _section_lines(section: Section) -> Iterator[str]:
     if isinstance(section, Scheduled):
         yield from (f"  at {at.time}: {at.step}" for at in section.steps)
         return
-    blocks = {f"prologue {n}": steps for n, steps in enumerate(section.prologue)}
+    blocks = {f"prologue {n}": body for n, body in enumerate(section.prologue)}
     blocks["steady"] = section.steady
-    blocks |= {f"epilogue {n}": steps for n, steps in enumerate(section.epilogue)}
+    blocks |= {f"epilogue {n}": body for n, body in enumerate(section.epilogue)}
     blocks |= {name: getattr(section, name) for name in ONCE[1:]}
-    for name, steps in blocks.items():
-        if steps:
+    for name, body in blocks.items():
+        if body:
             yield f"  {name}"
-            yield from (f"    {step}" for step in steps)
+            yield from (f"    {step}" for step in body)
 
 
 def parse_block(text: str, program: Program) -> BlockProgram:
@@ -166,10 +151,10 @@ class _Reader:
         form = r"role (.+): (\d+) warps, (\d+) registers(?:, part (\d+)|, (transposes))?"
         name, warps, registers, part, transposes = _match(lines[0], form)
         before, *sections = _split(lines[1:], "straight", "loop ")
-        ahead: list[Wait | Issue] = []
+        ahead: list[steps.Wait | steps.Issue] = []
         for line in before:
             step = self._step(line, *_match(line, r"ahead: (.+)"))
-            if not isinstance(step, Wait | Issue):
+            if not isinstance(step, steps.Wait | steps.Issue):
                 raise _wrong(line, "only waits and a matmul are done ahead of a task")
             ahead.append(step)
         return Role(
@@ -217,11 +202,11 @@ class _Reader:
     def _at(self, line: Line) -> At:
         time, text = _match(line, r"at (-?\d+): (.+)")
         step = self._step(line, text)
-        if not isinstance(step, RingStep | OpStep):
+        if not isinstance(step, steps.RingStep | steps.OpStep):
             raise _wrong(line, "belongs to no iteration, so it has no time")
         return At(int(time), step)
 
-    def _step(self, line: Line, text: str) -> Step:
+    def _step(self, line: Line, text: str) -> steps.Step:
         if text in OF_GROUP:
             return OF_GROUP[text]()
         if text.startswith("Join "):
@@ -232,34 +217,34 @@ class _Reader:
         kind, what, ring, lag, turn = _match((line[0], text), form)
         stage = int(lag or 0)
         if kind == "Issue":
-            return Issue(self._op(line, what), stage, int(turn) if turn else None)
+            return steps.Issue(self._op(line, what), stage, int(turn) if turn else None)
         if kind == "Fill" and ring:
-            return Fill(self._op(line, what), ring, stage)
-        if kind == "Run":
-            return Run(self._op(line, what), stage)
+            return steps.Fill(self._op(line, what), ring, stage)
+        if kind in ("Run", "Take"):
+            return (steps.Run if kind == "Run" else steps.Take)(self._op(line, what), stage)
         if kind in ON_RING:
             return ON_RING[kind](what, stage)
         if kind == "Meet":
             return self._meet(line, what, stage)
         raise _wrong(line, f"no step is called {kind}")
 
-    def _meet(self, line: Line, tile: str, stage: int) -> Meet:
-        if tile not in self.placement.common:
+    def _meet(self, line: Line, tile: str, stage: int) -> steps.Meet:
+        if tile not in self.placement.common | self.placement.handed:
             raise _wrong(line, f"groups write no part of {tile} into shared memory")
-        return Meet(tile, stage)
+        return steps.Meet(tile, stage)
 
-    def _share(self, line: Line, text: str) -> Share:
+    def _share(self, line: Line, text: str) -> steps.Share:
         names, lag = _match((line[0], text), rf"Share (\S+(?:, \S+)*?){LAG}")
         tiles = tuple(names.split(", "))
         if odd := set(tiles) - self.placement.spread:
             raise _wrong(line, f"{min(odd)} is no vector that a group shares")
-        return Share(tiles, int(lag or 0))
+        return steps.Share(tiles, int(lag or 0))
 
-    def _join(self, line: Line, text: str) -> Join:
+    def _join(self, line: Line, text: str) -> steps.Join:
         count, names = _match((line[0], text), r"Join <= (\d+)(?:: (.+))?")
         found = [_match((line[0], one), rf"(\S+){LAG}") for one in names.split(", ") if one]
         lags = tuple(int(lag or 0) for _, lag in found)
-        return Join(int(count), tuple(name for name, _ in found), lags)
+        return steps.Join(int(count), tuple(name for name, _ in found), lags)
 
     def _op(self, line: Line, label: str) -> Op:
         if label not in self.ops:
@@ -279,8 +264,8 @@ def _launch(line: Line) -> LaunchPlan:
 
 
 def _numbered(
-    blocks: Mapping[str, tuple[Step, ...]], name: str, least: int
-) -> tuple[tuple[Step, ...], ...]:
+    blocks: Mapping[str, tuple[steps.Step, ...]], name: str, least: int
+) -> tuple[tuple[steps.Step, ...], ...]:
     """The prologue or epilogue: `least` blocks, or more where there are more."""
     numbers = [int(key.split()[1]) for key in blocks if key.startswith(name)]
     count = max(least, 1 + max(numbers, default=-1))

@@ -155,7 +155,7 @@ class Push:
     part: Value
 
     def land(self) -> bool:
-        """It arrives; a place that has not been read since the last one is a race."""
+        """A part arrives; a place that has not been read since the last one is a race."""
         if self.to.parts[self.sender] is not None:
             raise CheckFailed(f"race: block {self.sender} pushes over a part of {self.to.name}")
         self.to.parts[self.sender] = self.part

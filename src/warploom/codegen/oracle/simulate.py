@@ -27,7 +27,8 @@ from warploom.codegen.oracle.barriers import (
     PhaseBarrier,
     TaskRing,
 )
-from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
+from warploom.codegen.oracle.simulate_steps import Steps
+from warploom.codegen.oracle.state import Agent, Matmul, SharedRing, Slot
 from warploom.codegen.passes.copies import names_at, rename, renamed
 from warploom.codegen.passes.localise import localiser
 from warploom.errors import CheckFailed
@@ -134,7 +135,7 @@ class Simulator(Steps):
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
-            takers = TURNING if self.block.is_raw(ring) else WARPS * self.placement.parts
+            takers = TURNING if self.block.is_raw(ring) else WARPS * self.block.takers(ring)
             arrivals = takers * (self.cluster if crossing else 1)
             fillers = TURNING if self.block.is_turned(ring) else 1
             result[ring.name] = SharedRing(

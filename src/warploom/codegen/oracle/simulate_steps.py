@@ -5,9 +5,7 @@ Each `_do_*` is an action of a block program (`ir.block`); it gives False while 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,109 +13,21 @@ import numpy as np
 from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import inside
 from warploom.codegen.analysis.multicast import is_multicast
-from warploom.codegen.ir.block import BlockProgram, Ring, Role
+from warploom.codegen.analysis.shared_layout import HANDED_SLOTS
+from warploom.codegen.ir import steps
+from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.codegen.ir.place import Placement, contracted
-from warploom.codegen.ir.steps import (
-    Acquire,
-    Ahead,
-    Fill,
-    GroupStep,
-    Issue,
-    Join,
-    Meet,
-    OpStep,
-    Publish,
-    Release,
-    RingStep,
-    Run,
-    Share,
-    Step,
-    TurnPass,
-    TurnWait,
-    Wait,
-)
 from warploom.codegen.oracle.barriers import (
     TURNING,
     WARPS,
     Company,
     NamedBarrier,
-    PhaseBarrier,
     Push,
 )
+from warploom.codegen.oracle.state import Agent, Matmul, Room, SharedRing, Slot
 from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
-
-
-@dataclass
-class Slot:
-    """One slot of a ring: tile values by buffer, copies under way and readers under way."""
-
-    values: list[Value | None]
-    landing: int = 0
-    readers: int = 0
-    version: int = 0
-
-
-@dataclass
-class SharedRing:
-    """A ring of one block."""
-
-    ring: Ring
-    slots: list[Slot]
-    full: list[PhaseBarrier]
-    empty: list[PhaseBarrier]
-
-
-@dataclass
-class Room:
-    """An operand in shared memory that every group writes a part of: the parts, how often their
-    writers had met before, and the matmuls under way that read it."""
-
-    parts: list[Value | None]
-    written: list[int]
-    readers: int = 0
-
-
-@dataclass
-class Matmul:
-    """A started matmul: the op, its operands' slots and what it will do when it completes."""
-
-    op: Op
-    slots: list[tuple[Slot, int, int]]  # slot, buffer, version when started
-    registers: set[str]
-    symbols: dict[str, int]
-    rooms: dict[str, Room] = field(default_factory=dict[str, Room])  # that operands lie in
-    void: bool = False  # reads no matter what, and nobody reads its result
-
-
-@dataclass
-class Agent:
-    """A role of a block: its registers, ring positions and unfinished matmuls."""
-
-    name: str
-    block: int
-    role: Role
-    state: dict[str, Value] = field(default_factory=dict[str, Value])
-    taken: dict[str, int] = field(default_factory=dict[str, int])
-    released: dict[str, int] = field(default_factory=dict[str, int])
-    at: dict[str, Slot] = field(default_factory=dict[str, Slot])
-    # of rings taken once an iteration: the loop's index, its first value and what was taken before
-    entered: dict[str, tuple[str, int, int]] = field(
-        default_factory=dict[str, tuple[str, int, int]]
-    )
-    tasks: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
-    count: int = 0  # tasks taken, or asked for in vain
-    next: dict[str, int] | None = None  # the symbols of the task to do next
-    begun: set[str] = field(default_factory=set[str])  # rings whose first slot was taken ahead
-    flying: deque[Matmul] = field(default_factory=deque[Matmul])
-    waits_for: str = ""
-    view: Placement | None = None  # with the copies of the iteration at hand
-    meetings: int = 0  # of the block's groups that this one has come to
-    waiting: bool = False  # at the last of them
-    staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part
-    reductions: int = 0  # in the cluster, so far
-    pushed: bool = False  # in the present one of them
 
 
 class Steps:
@@ -137,8 +47,8 @@ class Steps:
     met: list[list[int]]  # meetings that each group of each block has come to
     rooms: list[dict[tuple[str, int], Room]]
 
-    def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
-        if isinstance(step, Ahead):
+    def _step(self, agent: Agent, step: steps.Step, symbols: dict[str, int]) -> Iterator[bool]:
+        if isinstance(step, steps.Ahead):
             yield from self._next(agent)
             return
         while not self._do(agent, step, symbols):
@@ -149,33 +59,34 @@ class Steps:
     def _do(
         self,
         agent: Agent,
-        step: RingStep | OpStep | GroupStep | Meet | Share,
+        step: steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | steps.Share,
         symbols: dict[str, int],
     ) -> bool:
         match step:
-            case Acquire():
+            case steps.Acquire():
                 return self._acquire(agent, step)
-            case Fill():
+            case steps.Fill():
                 return self._fill(agent, step, symbols)
-            case Publish():
+            case steps.Publish():
                 return self._publish(agent, step)
-            case Wait():
+            case steps.Wait():
                 return self._wait(agent, step)
-            case Release():
+            case steps.Release():
                 return self._release(agent, step)
-            case Issue():
+            case steps.Issue():
                 return self._issue(agent, step, symbols)
-            case Join():
+            case steps.Join():
                 return self._join(agent, step)
-            case Run():
+            case steps.Run():
                 return self._run(agent, step, symbols)
-            case Meet():
-                return self._meet(agent)
-            case Share():  # a group is one agent, which has the whole vector
+            case steps.Meet() | steps.Take():
+                taken = isinstance(step, steps.Take)
+                return self._take(agent, step.op) if taken else self._meet(agent)
+            case steps.Share():  # a group is one agent, which has the whole vector
                 return True
-            case TurnWait():
+            case steps.TurnWait():
                 return self._turn_wait(agent)
-            case TurnPass():
+            case steps.TurnPass():
                 return self._turn_pass(agent)
 
     def _next(self, agent: Agent) -> Iterator[bool]:
@@ -185,7 +96,7 @@ class Steps:
         count = table.get(ring.name, 0)
         return count % ring.depth, count // ring.depth & 1
 
-    def _acquire(self, agent: Agent, step: Acquire) -> bool:
+    def _acquire(self, agent: Agent, step: steps.Acquire) -> bool:
         shared = self.rings[agent.block][step.ring]
         slot, parity = self._position(agent.taken, shared.ring)
         if not shared.empty[slot].passed(parity ^ 1):
@@ -209,7 +120,7 @@ class Steps:
         into.values[ring.buffers.index(buffer)] = compute(op, sources, symbols)
         return True
 
-    def _fill(self, agent: Agent, step: Fill, symbols: dict[str, int]) -> bool:
+    def _fill(self, agent: Agent, step: steps.Fill, symbols: dict[str, int]) -> bool:
         op = step.op
         if agent.role.transposes:
             return self._turn(agent, op, symbols)
@@ -259,14 +170,14 @@ class Steps:
         shared.full[slot].landed(count)
         return True
 
-    def _publish(self, agent: Agent, step: Publish) -> bool:
+    def _publish(self, agent: Agent, step: steps.Publish) -> bool:
         shared = self.rings[agent.block][step.ring]
         if self.block.is_turned(shared.ring):
             shared.full[self._position(agent.taken, shared.ring)[0]].arrive(TURNING)
         agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
         return True
 
-    def _wait(self, agent: Agent, step: Wait) -> bool:
+    def _wait(self, agent: Agent, step: steps.Wait) -> bool:
         shared = self.rings[agent.block][step.ring]
         slot, parity = self._position(agent.taken, shared.ring)
         if not shared.full[slot].passed(parity):
@@ -276,7 +187,7 @@ class Steps:
         agent.at[step.ring] = shared.slots[slot]
         return True
 
-    def _release(self, agent: Agent, step: Release) -> bool:
+    def _release(self, agent: Agent, step: steps.Release) -> bool:
         ring = self.block.ring(step.ring)
         slot, _ = self._position(agent.released, ring)
         agent.released[step.ring] = agent.released.get(step.ring, 0) + 1
@@ -284,13 +195,13 @@ class Steps:
             raise CheckFailed(f"{agent.name} releases {ring.name}[{slot}], which it has not taken")
         own = self.rings[agent.block][ring.name]
         times = TURNING if agent.role.transposes else WARPS
-        takers = 1 if agent.role.transposes else self.placement.parts
+        takers = 1 if agent.role.transposes else self.block.takers(ring)
         crossing = own.empty[slot].count > times * takers
         for target in range(self.cluster) if crossing else (agent.block,):
             self.rings[target][ring.name].empty[slot].arrive(times)
         return True
 
-    def _issue(self, agent: Agent, step: Issue, symbols: dict[str, int]) -> bool:
+    def _issue(self, agent: Agent, step: steps.Issue, symbols: dict[str, int]) -> bool:
         op = step.op
         assert op.dst is not None
         slots: list[tuple[Slot, int, int]] = []
@@ -342,7 +253,7 @@ class Steps:
         for number, src in enumerate(op.srcs):
             if self._in_room(op, number):
                 whole = self._leave(matmul.rooms[src.name], src)
-                sources.append(self._part(op, number, whole, agent.role.part))
+                sources.append(self._rows(op, number, whole, agent.role.part))
                 continue
             if not self.placement.is_shared(src):
                 sources.append(agent.state[src.name])
@@ -352,17 +263,16 @@ class Steps:
             if slot.landing or slot.version != version or value is None:
                 raise CheckFailed(f"race: {op.label} of {agent.name} reads an overwritten slot")
             slot.readers -= 1
-            sources.append(self._part(op, number, value, agent.role.part))
+            sources.append(self._rows(op, number, value, agent.role.part))
         local = self.local(op, agent.role.part)
         agent.state[op.dst.name] = compute(local, sources, matmul.symbols)
         return True
 
-    def _part(self, op: Op, number: int, value: Value, part: int) -> Value:
-        """Of an operand what a group's part of the result needs: some of its rows, of a second one
-        some of its columns, or all."""
+    def _rows(self, op: Op, number: int, value: Value, part: int) -> Value:
+        """The rows of the first operand, or columns of the second, of a group's part of the
+        result."""
         assert op.dst is not None
-        whole, own = op.dst.type.shape[number], self.placement.local(op.dst.type).shape[number]
-        if whole == own:
+        if number > 1 or op.dst.type.names[number] not in self.placement.splits:
             return value
         axis = 1 - op.srcs[number].type.names.index(contracted(op))
         return np.split(value, self.placement.parts, axis=axis)[part]
@@ -383,11 +293,12 @@ class Steps:
         return not agent.waiting
 
     def _room(self, agent: Agent, name: str) -> Room:
-        """The slot that the agent wrote its part of last."""
-        parts, turn = (
-            self.placement.parts,
-            agent.staged.get(name, 0) % self.block.launch.staged_slots,
-        )
+        """The slot that the agent wrote its part of last, or took what one has written for all."""
+        handed = name in self.placement.handed
+        parts = 1 if handed else self.placement.parts
+        vector = handed and name not in self.placement.common
+        slots = HANDED_SLOTS if vector else self.block.launch.staged_slots
+        turn = agent.staged.get(name, 0) % slots
         return self.rooms[agent.block].setdefault((name, turn), Room([None] * parts, [0] * parts))
 
     def _enter(self, agent: Agent, op: Op, name: str) -> Room:
@@ -404,6 +315,8 @@ class Steps:
     def _leave(self, room: Room, src: Var) -> Value:
         room.readers -= 1
         parts = [part for part in room.parts if part is not None]
+        if src.name in self.placement.handed:
+            return parts[0]
         (axis,) = [n for n, a in enumerate(src.type.names) if a in self.placement.splits]
         return np.concatenate(parts, axis=axis)
 
@@ -413,10 +326,31 @@ class Steps:
         room = self._room(agent, name)
         if room.readers:
             raise CheckFailed(f"race: {agent.name} {op.label} writes {name} under a matmul")
-        room.parts[agent.role.part] = agent.state[name].copy()
-        room.written[agent.role.part] = agent.meetings
+        if late := [part for part, when in room.taken.items() if when >= agent.meetings]:
+            raise CheckFailed(
+                f"race: {agent.name} {op.label} writes {name}, which group {late[0]} may still take"
+            )
+        place = 0 if name in self.placement.handed else agent.role.part
+        room.parts[place] = agent.state[name].copy()
+        room.written[place] = agent.meetings
 
-    def _join(self, agent: Agent, step: Join) -> bool:
+    def _take(self, agent: Agent, op: Op) -> bool:
+        """A group takes what the first one has made for all, after they have met."""
+        assert op.dst is not None
+        name = op.dst.name
+        self._touch(agent, op, name, write=True)
+        agent.staged[name] = agent.staged.get(name, 0) + 1
+        room = self._room(agent, name)
+        value = room.parts[0]
+        if value is None or room.written[0] >= agent.meetings:
+            raise CheckFailed(
+                f"race: {agent.name} takes {name} of {op.label} before the groups have met"
+            )
+        agent.state[name] = value.copy()
+        room.taken[agent.role.part] = agent.meetings
+        return True
+
+    def _join(self, agent: Agent, step: steps.Join) -> bool:
         while len(agent.flying) > step.count:
             self._complete(agent)
         return True
@@ -430,7 +364,7 @@ class Steps:
                     f"{agent.name} {op.label} touches {name} while {matmul.op.label} may use it"
                 )
 
-    def _run(self, agent: Agent, step: Run, symbols: dict[str, int]) -> bool:
+    def _run(self, agent: Agent, step: steps.Run, symbols: dict[str, int]) -> bool:
         op = step.op
         for var in (agent.view or self.placement).fusion.sources(op):
             self._touch(agent, op, var.name)
@@ -457,7 +391,7 @@ class Steps:
         else:
             sources = [self._value(agent, src, symbols) for src in op.srcs]
             agent.state[op.dst.name] = compute(local, sources, symbols)
-        if op.dst.name in self.placement.common:
+        if op.dst.name in self.placement.common | self.placement.handed:
             self._stage(agent, op, op.dst.name)
         return True
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.steps import Issue, Meet, Run, Step
+from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.steps import Issue, Meet, Run, Step, Take
 from warploom.codegen.passes.everywhere import every_sequence
 
 
@@ -20,11 +21,14 @@ def meetings(block: BlockProgram) -> BlockProgram:
                        comes as early as it may after matmuls have started, which groups wait for
                        in any case, the second right before the first matmul that reads the region.
                        With two slots (`LaunchPlan.staged_slots`) the second also says that all have
-                       read what they wrote before, and there is no first
+                       read what they wrote before, and there is no first.
+                       Where one group leads, the others meet it twice before they take what it made
     *keeps*  every other step and its order
     """
     placement = block.placement
     common = placement.common
+    if placement.led:
+        return every_sequence(block, lambda steps: _led(placement, steps))
 
     def met(steps: Sequence[Step]) -> tuple[Step, ...]:
         result: list[Step] = []
@@ -43,6 +47,29 @@ def meetings(block: BlockProgram) -> BlockProgram:
         return (*result, *written.values())
 
     return every_sequence(block, met) if common else block
+
+
+def _led(placement: Placement, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """What one group hands on in a run of steps: `Run f(t); Issue g(t)` ->
+    `Meet t; Run f(t); Meet t; Issue g(t)` there, and `Take t; Issue g(t)` ->
+    `Meet t; Meet t; Take t; Issue g(t)` in the others. Vectors have two slots in turn and go along
+    with a staged tile."""
+    handed = [
+        (place, step.op.dst.name, step.stage)
+        for place, step in enumerate(steps)
+        if isinstance(step, Run | Take) and step.op.dst and step.op.dst.name in placement.handed
+    ]
+    if not handed:
+        return tuple(steps)
+    first = next((one for one in handed if one[1] in placement.common), handed[0])
+    meet, last = Meet(first[1], first[2]), handed[-1][0]
+    if isinstance(steps[last], Take):
+        place = handed[0][0]
+        return (*steps[:place], meet, meet, *steps[place:])
+    begun = list(steps[: first[0]])
+    early = _early(begun, first[1])
+    before = [*begun[:early], meet, *begun[early:]]
+    return (*before, *steps[first[0] : last + 1], meet, *steps[last + 1 :])
 
 
 def _early(before: Sequence[Step], tile: str) -> int:

@@ -20,7 +20,7 @@ from warploom.codegen.ir.block import (
 )
 from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.ir.steps import Fill, Release, start_of
+from warploom.codegen.ir.steps import Fill, OpStep, Release, Take, start_of
 from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
@@ -36,6 +36,11 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
     launch = schedule.launch
     brought = _brings_vectors(program, schedule)
     placed = place(program, launch.split, parts, brought)
+    if placed.led and (schedule.pingpong or launch.overlap_next_task):
+        raise InputError(
+            f"schedule {schedule.name} splits columns {launch.split!r}, so that one group leads: "
+            "groups take no turns then and begin no task early"
+        )
     placement = replace(placed, whole=launch.overlap_next_task)
     program = placement.program
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
@@ -112,14 +117,20 @@ def _computed(
         for op in _ops(section)
         if op.id in placement.fusion.kept and not (op.dst and placement.is_shared(op.dst))
     ]
+    taken = [op for op in ops if not placement.does(op, part)]
+    ops = [op for op in ops if op not in taken or (op.dst and op.dst.name in placement.handed)]
+
+    def step(op: Op) -> OpStep:
+        return Take(op) if op in taken else start_of(op)
+
     if not isinstance(section, Loop):
-        return Straight(tuple(start_of(op) for op in ops))
+        return Straight(tuple(map(step, ops)))
     times = schedule.loops[section.index]
     timed: list[At] = []
     for op in ops:
         node = _node(times, op, part)
         _require_group(times, node, group)
-        timed.append(At(times.time[node], start_of(op)))
+        timed.append(At(times.time[node], step(op)))
     timed += _releases(block, section, times, part)
     copies = _copies(placement, section, times)
     return Scheduled(section, times.initiation_interval, tuple(timed), copies)

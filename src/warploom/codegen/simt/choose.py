@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+from warploom.codegen.analysis.stores import STORES
 from warploom.codegen.ir.plan import MOST_BLOCKS, LaunchPlan
 from warploom.codegen.simt.ahead import ahead
 from warploom.codegen.simt.exchanges import needs_one_block
@@ -25,9 +26,11 @@ from warploom.tile.ir import walk
 WORDS = 96  # of a thread's registers for what it holds of its columns
 MOST_WORDS = 192  # where blocks stay smaller for it
 AT_WORK = 2  # words of a column for what is being computed
+DRAWING = 2  # and for random bits
 CARRYING = 0.25  # and where a loop carries others along
 MOST_RESIDENT = 4  # blocks of an SM that a schedule asks for
 SMALL = 128  # threads of a block, unless rows need more
+FEW_LANES = 256  # of a block, beyond which more blocks share the columns
 MOST_LANES = 512  # of a block: more threads have too few registers each
 RING_BYTES = 1 << 15  # of a ring that has more stages than two, beside other blocks of an SM
 MOST_RING = 200 << 10  # of a ring that has two, or of a block that is alone
@@ -50,20 +53,28 @@ def simt(program: Program) -> SimtSchedule:
     most = MOST_LANES if carried else SMALL
     along = max(min(most, _power(-(-cols // few))), _power(-(-cols // many)), WARP)
     along = min(_power(-(-cols // vector)), along)
-    wanted = min(max(_power(-(-widest // few)), SMALL), along * _power(-(-widest // cols)))
+    one_block = _needs_one_block(program)
+    lanes = min(along, MOST_LANES if carried or one_block else FEW_LANES)
+    wanted = min(max(_power(-(-widest // few)), SMALL), lanes * _power(-(-widest // cols)))
     chosen = max(WARP, min(wanted, MOST_LANES))
     launch = GRID
-    if vector > 1 and not carried and len(_wide_loads(program, cols, 2)) == 1:
+    stored = {op.array for op in program.ops() if op.array and op.kind in STORES}
+    in_place = any(op.kind == "load" and op.array in stored for op in program.ops())
+    wide = _wide_loads(program, cols, 2)
+    if vector > 1 and not carried and not in_place and len(wide) == 1:
         launch = replace(GRID, resident=max(1, min(MOST_RESIDENT, MOST_LANES // chosen)))
-    made = SimtSchedule("simt", chosen, min(along, chosen), vector, launch)
-    return _shared(program, made, along // made.lanes)
+    made = SimtSchedule("simt", chosen, min(chosen, lanes), vector, launch)
+    return _shared(program, made, along // made.lanes, 1 if one_block else MOST_BLOCKS)
 
 
-def _shared(program: Program, made: SimtSchedule, blocks: int) -> SimtSchedule:
+def _needs_one_block(program: Program) -> bool:
+    """Whether elements move between columns, so that the columns cannot go over a cluster."""
+    forms, layout = forms_of(program), Layout(SimtSchedule("simt", WARP, 1, 1))
+    return any(needs_one_block(op, layout, forms) for op in program.ops())
+
+
+def _shared(program: Program, made: SimtSchedule, blocks: int, most: int) -> SimtSchedule:
     """The schedule with its columns over so many blocks, or more where the ring is too large."""
-    forms = forms_of(program)
-    one_block = any(needs_one_block(op, Layout(made), forms) for op in program.ops())
-    most = 1 if one_block else MOST_BLOCKS
     if made.lanes == MOST_LANES and not any(isinstance(item, Loop) for item in program.body):
         made = replace(made, launch=LaunchPlan())
     for cluster in (1, 2, 4, 8):
@@ -94,6 +105,7 @@ def _words(program: Program, carried: Mapping[str, TileType], cols: int) -> floa
 
     words = sum(kind.dtype.bytes / 4 for kind in _wide_loads(program, cols))
     words += sum(_is_wide(kind, cols) for kind in carried.values())
+    words += DRAWING * any(op.kind == "philox" for op in program.ops())
     return AT_WORK + words + (CARRYING if carried else 0)
 
 

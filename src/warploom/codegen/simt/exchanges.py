@@ -7,14 +7,14 @@ an axis leaves one value of every warp there, where the axis goes over several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout, axis_form, wanted_form
 from warploom.tile import Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 WORD = 4  # bytes of an element in the exchange
-PLACED = 8  # bytes of a value with its place
+PLACED = 8  # bytes of a value with its place, or of a largest value with its sum
 WARP = 32
 EXCHANGES = ("transpose", "slice", "gather", "quad_order")
 Forms = Mapping[str, str]
@@ -30,12 +30,18 @@ def exchange_bytes(kind: TileType) -> int:
     return WORD * (kind.shape[0] * pitch(kind) if len(kind.axes) == 2 else kind.shape[0])
 
 
-def shared_bytes(program: Program, layout: Layout, forms: Forms) -> int:
-    """Bytes of shared memory that the neediest op of a program exchanges."""
-    return max((n for op in program.ops() for n in _needs(op, layout, forms)), default=0)
+def shared_bytes(
+    program: Program, layout: Layout, forms: Forms, pairs: Collection[int] = ()
+) -> int:
+    """Bytes of shared memory that the neediest op of a program exchanges; the reductions `pairs`
+    exchange two words of a result."""
+    needs = (n for op in program.ops() for n in _needs(op, layout, forms, op.id in pairs))
+    return max(needs, default=0)
 
 
-def cluster_room(program: Program, layout: Layout, forms: Forms) -> int:
+def cluster_room(
+    program: Program, layout: Layout, forms: Forms, pairs: Collection[int] = ()
+) -> int:
     """Bytes of one exchange of the neediest reduction among the blocks that share the columns."""
     if layout.schedule.cluster == 1:
         return 0
@@ -46,7 +52,7 @@ def cluster_room(program: Program, layout: Layout, forms: Forms) -> int:
         kind, form = op.srcs[0].type, forms[op.srcs[0].name]
         if axis_form(kind, form, op.axis) == COL:
             results = layout.extents(kind, form)[0] if form == TILE else 1
-            each = PLACED if op.kind == "argmax" else WORD
+            each = PLACED if op.kind == "argmax" or op.id in pairs else WORD
             needs.append(layout.schedule.cluster * layout.schedule.rows * results * each)
     return -(-max(needs) // 16) * 16
 
@@ -56,7 +62,7 @@ def converts(form: str, wanted: str) -> bool:
     return form not in (wanted, SCALAR, TILE)
 
 
-def _needs(op: Op, layout: Layout, forms: Forms) -> Iterator[int]:
+def _needs(op: Op, layout: Layout, forms: Forms, pair: bool = False) -> Iterator[int]:
     """The exchanges of one op."""
     if op.dst is None or op.kind == "load":
         return
@@ -68,7 +74,7 @@ def _needs(op: Op, layout: Layout, forms: Forms) -> Iterator[int]:
             yield from _operand(op.srcs[1], wanted_form(op.dst.type, form, op.srcs[1].type), forms)
     elif group in ("reduce", "scan"):
         form = forms[op.srcs[0].name]
-        yield _along_axis(layout, op, form)
+        yield _along_axis(layout, op, form) * (2 if pair else 1)
         if group == "reduce":
             if form != TILE:
                 return

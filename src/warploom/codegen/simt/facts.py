@@ -13,15 +13,17 @@ from warploom.codegen.analysis.stores import STORES
 from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.simt.ahead import Ahead, ahead, line_bytes
 from warploom.codegen.simt.exchanges import cluster_room, needs_one_block, shared_bytes
-from warploom.codegen.simt.forms import Layout, check_registers, forms_of
+from warploom.codegen.simt.forms import COL, TILE, Layout, check_registers, forms_of
 from warploom.codegen.simt.picks import Pick, picks
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.simt.weighted import WeightedSums, weighted_sums
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Program
 from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
 
 EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
+WORDS = 4  # of a block of random bits
 BARRIER = 16  # bytes, aligned for what follows
 
 
@@ -38,6 +40,8 @@ class SimtFacts:
     rings           where the ring of a loop begins, by its index
     ahead           loads that begin early
     picks, idle     sums that are one element each, and ops that have no code for that
+    weighted        sums of exponentials that take one exchange
+    blocks_of_words random bits whose blocks a thread has whole
     stored_only     variables that only stores read, which round them
     stored, loaded  arrays that are written and read: what other threads of the block stored is read
                     only after all of them did
@@ -52,6 +56,8 @@ class SimtFacts:
     ahead: Ahead
     picks: Mapping[int, Pick]
     idle: frozenset[int]
+    weighted: WeightedSums
+    blocks_of_words: frozenset[int]
     stored_only: frozenset[str]
     stored: frozenset[str]
     loaded: frozenset[str]
@@ -66,8 +72,9 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     layout, forms = Layout(schedule), forms_of(program)
     _check(program, layout, forms, arch)
     early = ahead(program, layout, forms, entry_registers(schedule.threads, arch) // EARLY_SHARE)
-    cluster_at = -(-shared_bytes(program, layout, forms) // 16) * 16
-    room = cluster_room(program, layout, forms)
+    weighted = weighted_sums(program, layout, forms)
+    cluster_at = -(-shared_bytes(program, layout, forms, weighted.sums) // 16) * 16
+    room = cluster_room(program, layout, forms, weighted.sums)
     shared = cluster_at + (BARRIER + room if room else 0)
     rings: dict[str, int] = {}
     for index, stage in early.stages.items():
@@ -85,7 +92,8 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     found, idle = picks(program, forms)
     return SimtFacts(
         layout, forms, tuple(parameters), shared, cluster_at if room else None, rings, early,
-        found, idle, _stored_only(program), stored, loaded,
+        found, idle, weighted, _blocks_of_words(program, layout, forms), _stored_only(program),
+        stored, loaded,
     )  # fmt: skip
 
 
@@ -122,6 +130,22 @@ def _parameters(
         for dim in program.dims
     ]
     return [*found, *scalar_parameters(program)]
+
+
+def _blocks_of_words(program: Program, layout: Layout, forms: Mapping[str, str]) -> frozenset[int]:
+    writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
+    starts = {
+        op.dst.name: op.start
+        for op in program.ops()
+        if op.kind == "coordinate" and op.dst is not None and writers[op.dst.name] == 1
+    }
+    return frozenset(
+        op.id
+        for op in program.ops()
+        if op.kind == "philox" and op.dst is not None and forms[op.dst.name] == TILE
+        and layout.schedule.vector % WORDS == 0 and forms[op.srcs[1].name] == COL
+        and (start := starts.get(op.srcs[1].name)) is not None and multiple_of(start) % WORDS == 0
+    )  # fmt: skip
 
 
 def _stored_only(program: Program) -> frozenset[str]:

@@ -138,9 +138,8 @@ class Diagram:
     def resized(self, sizes: Mapping[str, int]) -> Diagram:
         """The same diagram with other axis lengths; raises `InputError` for an unknown axis."""
         if unknown := sorted(set(sizes) - set(self.size)):
-            raise InputError(
-                f"{self.name}: no axis {unknown[0]!r} to set; its axes are {sorted(self.size)}"
-            )
+            known = ", ".join(sorted(self.size))
+            raise InputError(f"{self.name}: no axis {unknown[0]!r} to set; its axes are {known}")
         merged = {**self.size, **sizes}
         return replace(self, sizes=tuple(merged.items()), nodes=followed(self.nodes, merged))
 

@@ -237,6 +237,7 @@ def formula(name: str) -> Diagram:
     """The diagram of a named formula; raises `InputError` with the nearest names."""
     entry = BY_NAME.get(name)
     if entry is None:
-        near = get_close_matches(name, BY_NAME, n=3) or sorted(BY_NAME)
-        raise InputError(f"no formula {name!r}: nearest are {', '.join(near)}")
+        near = get_close_matches(name, BY_NAME, n=3)
+        known = f"nearest: {', '.join(near)}" if near else f"expected one of {', '.join(BY_NAME)}"
+        raise InputError(f"no formula {name!r}: {known}")
     return build(entry.name, entry.make(), entry.sizes)

@@ -79,8 +79,7 @@ class Channels:
         lie in one place, one after the other."""
         now, past = self.now, self.past
         m, n = coordinate(now, self.rows), coordinate(past, self.rows)
-        row = n.cast(FP32)
-        seen = zeros(self.dtype, **{past: self.rows, now: self.rows})
+        found = zeros(self.dtype, **{past: self.rows, now: self.rows})
         operand: Tile | None = None
         for half in self.halves:
             sums = self.between[half] @ g
@@ -96,9 +95,7 @@ class Channels:
             else:
                 operand.assign(weighed)
             part = (k.cast(FP32) * weights).cast(self.dtype).rename(now, past) @ operand
-            first = first_row(row, half) + float(half)
-            first = where(row < first, first, 2.0 * self.rows).cast(INT32)
-            seen.assign(where((first <= m) & (first + half > m), part.cast(self.dtype), seen))
+            found.assign(where(blocks_past_now(n, m, half), part.cast(self.dtype), found))
         gates = maximum(g, LEAST).rename(self.own, now)
         if operand is None:
             operand = gates
@@ -107,14 +104,33 @@ class Channels:
         sums = (self.inner @ operand).rename(self.own, now) * LOG2E
         operand.assign((q.cast(FP32) * exp2(sums)).cast(self.dtype))
         part = (k.cast(FP32) * exp2(-sums)).cast(self.dtype).rename(now, past) @ operand
-        last = (first_row(row, MIDDLE) + 2.0 * MIDDLE).cast(INT32)
-        return operand, where((n <= m) & (last > m), part.cast(self.dtype), seen)
+        return operand, where(blocks_past_now(n, m, 0), part.cast(self.dtype), found)
 
     def relative(self, w: Tile, r: Tile, half: int) -> Tile:
         """[w, r]: times g, summed over w, the sums of row r less those of the last row of the first
         half of its block."""
         last = (first_row(r.cast(FP32), half) + (half - 1.0)).cast(INT32)
         return (where(w <= r, 1.0, 0.0) - where(w <= last, 1.0, 0.0)).cast(self.dtype)
+
+
+def blocks_past_now(n: Tile, m: Tile, half: int) -> Tile:
+    """Where row m sees row n, [n, m], in blocks of twice `half` rows, from the later half the
+    earlier one; 0: in the blocks that are taken whole.
+
+    Of the numbers of blocks a thread has few, and most of them are known to the compiler.
+    """
+    if not half:
+        return (n <= m) & (n // (2 * MIDDLE)).equals(m // (2 * MIDDLE))
+    block = n // half
+    return where((block // 2 * 2).equals(block), block + 1, -1).equals(m // half)
+
+
+def blocks_now_past(m: Tile, n: Tile, half: int) -> Tile:
+    """The same as [m, n]."""
+    if not half:
+        return (m >= n) & (m // (2 * MIDDLE)).equals(n // (2 * MIDDLE))
+    block = m // half
+    return where((block // 2 * 2).differs(block), block - 1, -1).equals(n // half)
 
 
 def first_row(row: Tile, half: int) -> Tile:

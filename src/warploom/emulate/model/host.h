@@ -23,8 +23,19 @@ inline std::map<const void*, unsigned>& allowed() { static std::map<const void*,
     return of; }
 inline unsigned seed() { const char* text = getenv("EMULATE_SEED"); return text
     ? unsigned(atoi(text)) : 1; }
+inline int& launches() { static int count = 0; return count; }
+// A program that ends well without a launch has shown nothing of its kernels.
+inline int watch() {
+  return on_exit([](int status, void*) {
+    if (status || launches()) return;
+    fflush(stdout);
+    fprintf(stderr, "\nFAULT launch: the program ended and launched no kernel\n");
+    _Exit(86);
+  }, nullptr);
+}
 // A fault ends the program: the reason on the error output, after a mark.
 inline void run(const std::function<void()>& body, machine::Launch how) {
+  launches()++;
   how.seed = seed();
   how.together = PROCESSORS;
   const char* fault = machine::launch(body, how);

@@ -162,7 +162,7 @@ def postfix(expression: Any, dims: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _index(kernel: Mapping[str, Any], parameter: Mapping[str, Any]) -> int:
-    """Of the array, dimension or scalar that a parameter is of."""
+    """The place of the array, dimension or scalar that a parameter stands for."""
     if parameter["kind"] == "counter":
         return 0
     if parameter["kind"] == "dim":

@@ -87,6 +87,13 @@ class AppendConfig:
         return self.cache or self.dtype
 
     @property
+    def heads_at_a_time(self) -> int:
+        """Key heads of a task, with their queries; of pairs, each element of which has an address
+        of its own, no more queries than keys otherwise."""
+        pairs = self.rotary == "pairs"
+        return max(1, AT_A_TIME // max(1, self.group)) if pairs else AT_A_TIME
+
+    @property
     def scaled(self) -> bool:
         """Whether the caches hold parts of a factor."""
         return self.stored != self.dtype
@@ -128,14 +135,15 @@ def append_schedule(config: AppendConfig) -> SimtSchedule:
 
 
 def _append(config: AppendConfig, **arrays: Array) -> None:
+    count = config.heads_at_a_time
     b, t, group = grid(
-        batch=size("batch"), tokens=size("tokens"), heads=cdiv(size("kv_heads"), AT_A_TIME)
+        batch=size("batch"), tokens=size("tokens"), heads=cdiv(size("kv_heads"), count)
     )
-    position, first = read(arrays["lengths"], b) + t, group * AT_A_TIME
-    heads = span(first, AT_A_TIME)
+    position, first = read(arrays["lengths"], b) + t, group * count
+    heads = span(first, count)
     # Of a token without room all heads lie behind the last one, where nothing is stored.
     room = size("columns") * config.page if config.page else size("keys")
-    kept = span(first + position // room * size("kv_heads"), AT_A_TIME)
+    kept = span(first + position // room * size("kv_heads"), count)
     row: Place = (b, position, kept)
     if config.page:
         column = minimum_index(position // config.page, size("columns") - 1)
@@ -156,7 +164,7 @@ def _append(config: AppendConfig, **arrays: Array) -> None:
     for columns, part in _rotated(config, arrays["k"], (b, t, heads), turns):
         put("k", columns, part)
     if config.group:
-        width = AT_A_TIME * config.group
+        width = count * config.group
         queries = (b, t, span(group * width, width))
         for columns, part in _rotated(config, arrays["q"], queries, turns):
             store(arrays["r"], *queries, *columns, tile=part.cast(config.dtype))

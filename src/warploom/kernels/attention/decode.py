@@ -21,12 +21,16 @@ values are turned on their way through shared memory (`fuse.turned_operands`).
 `bounds[s + 1]`, and `tiles: [tasks, 2]`, which says what sequence and which of its row tiles a task
 is. They are causal and not in parts.
 
+Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
+absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
+
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import Policy
@@ -73,14 +77,18 @@ from warploom.tile import (
 from warploom.tile.index import as_index
 
 HEADS = (64, 128)
+LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
+MOST_COLUMNS = 128  # of a row that a task of `combine` joins
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
 AT_A_TIME = 8  # parts that `combine` then joins at a time
 # Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
 # a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
 # whose ends tasks read.
 TASK_US, ALONE_US, TOGETHER_US, COMBINE_US, PART_US = 2.0, 0.72, 0.975, 0.5, 0.1
+# Latent attention: a task, a block of keys, and an element that a part leaves for `combine`.
+LATENT_TASK_US, LATENT_US, LEFT_US = 4.0, 1.9, 2e-6
 UNDER_WAY = 96 * 1024  # bytes of keys and values that an SM asks for ahead
 
 
@@ -88,6 +96,7 @@ UNDER_WAY = 96 * 1024  # bytes of keys and values that an SM asks for ahead
 class DecodeConfig:
     """What is static: the first fields are those of `AttentionConfig`.
 
+    value_dim  values are the first columns of the keys, as many as these; None: they are arrays
     page     tokens of a page; None: the cache is dense
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     split    the keys of a sequence are cut into parts, which `combine` joins
@@ -98,6 +107,7 @@ class DecodeConfig:
 
     dtype: DType = BF16
     head_dim: int = 128
+    value_dim: int | None = None
     group: int = 1
     causal: bool = False
     window: int | None = None
@@ -112,10 +122,18 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
         refuse_scale(self.scale)
-        if self.head_dim not in HEADS or self.dtype not in (BF16, FP16, E4M3):
+        heads = HEADS if self.value_dim is None else LATENT
+        if self.head_dim not in heads or self.dtype not in (BF16, FP16, E4M3):
             raise InputError(
                 f"decode of {self.dtype} heads of {self.head_dim}: expected bf16, fp16 or e4m3 and "
-                f"one of {', '.join(map(str, HEADS))}"
+                f"one of {', '.join(map(str, heads))}"
+            )
+        if self.value_dim not in (None, LATENT.get(self.head_dim)) or (
+            self.value_dim and self.mixed
+        ):
+            raise InputError(
+                f"decode of keys of {self.head_dim} with values of {self.value_dim}, "
+                f"mixed={self.mixed}: expected {LATENT}, and no mixed batch"
             )
         if self.page is not None and self.page not in PAGES:
             raise InputError(
@@ -144,6 +162,11 @@ class DecodeConfig:
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
 
     @property
+    def columns(self) -> tuple[int, str]:
+        """Columns of values and results, and the name of their axis."""
+        return (self.head_dim, "d") if self.value_dim is None else (self.value_dim, "e")
+
+    @property
     def narrow(self) -> bool:
         """8-bit elements."""
         return self.dtype.bits == 8
@@ -154,27 +177,40 @@ class DecodeConfig:
         return BF16 if self.narrow else self.dtype
 
     @property
+    def weights(self) -> DType:
+        """The element type of weights in the product with values. Of latent attention, whose values
+        lie as keys do, 8-bit ones are widened, which turning would take longer than."""
+        return FP16 if self.narrow and self.value_dim else self.dtype
+
+    @property
     def lift(self) -> float:
         """The power of 2 that the weight of a row's largest score is (`AttentionConfig.lift`)."""
-        return 4.0 if self.narrow else 0.0
+        return 4.0 if self.weights.bits == 8 else 0.0
+
+    @property
+    def scaled(self) -> str:
+        """What has factors."""
+        return "" if not self.narrow else "qk" if self.value_dim else "qkv"
 
     @property
     def arrays(self) -> dict[str, Array]:
         """The parameters of `decode`."""
-        rows = "kv_heads rows d" if self.mixed else "batch kv_heads rows d"
+        rows = "kv_heads rows" if self.mixed else "batch kv_heads rows"
         keys = "pages page_keys kv_heads d" if self.page else "batch kv_heads keys d"
-        found = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
-        found |= {"v": array(self.dtype, keys), "lengths": array(INT32, "batch")}
+        found = {"q": array(self.dtype, f"{rows} d"), "k": array(self.dtype, keys)}
+        found |= {} if self.value_dim else {"v": array(self.dtype, keys)}
+        found["lengths"] = array(INT32, "batch")
         if self.page:
             found["table"] = array(INT32, "batch columns")
         if self.mixed:
             found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
-            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "qkv"}
+            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in self.scaled}
         if not self.split:
-            return {**found, "o": array(self.result, rows)}
+            return {**found, "o": array(self.result, f"{rows} {self.columns[1]}")}
         parts = "batch kv_heads splits rows"
-        return {**found, "parts": array(FP32, f"{parts} d"), "sums": array(FP32, parts)}
+        whole = array(FP32, f"{parts} {self.columns[1]}")
+        return {**found, "parts": whole, "sums": array(FP32, parts)}
 
 
 def decode(config: DecodeConfig | None = None) -> Program:
@@ -189,7 +225,7 @@ class Task:
 
     row      the first of its packed rows, of the sequence's own
     queries  new tokens of the sequence
-    load, store  where its rows are, for either
+    load, store  where its rows are, for either, but for the columns
     """
 
     batch: Index
@@ -203,14 +239,14 @@ class Task:
 
 
 def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
-    height, d = config.tile[0], span(0, config.head_dim)
+    height = config.tile[0]
     if config.mixed:
         kv_head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
         batch, i = (read(rest["tiles"], task, n) for n in (0, 1))
         begin, end = (read(rest["bounds"], batch + n) for n in (0, 1))
         first = begin * config.group + i * height
         stop = span(first, height, "rows", end * config.group)
-        load_at, store_at = (kv_head, span(first, height), d), (kv_head, stop, d)
+        load_at, store_at = (kv_head, span(first, height)), (kv_head, stop)
         return Task(batch, kv_head, as_index(0), 1, i * height, end - begin, load_at, store_at)
     splits = size("splits") if config.split else 1
     batch, kv_head, split, i = grid(
@@ -220,26 +256,31 @@ def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
         rows=cdiv(size("rows"), height),
     )
     queries = size("rows") // config.group
-    at = (batch, kv_head, span(i * height, height), d)
+    at = (batch, kv_head, span(i * height, height))
     return Task(batch, kv_head, split, splits, i * height, queries, at, at)
 
 
-def _decode(
-    q: Array, k: Array, v: Array, lengths: Array, config: DecodeConfig, **rest: Array
-) -> None:
+def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Array) -> None:
     height, width = config.tile
     task = _task(config, rest)
     batch, kv_head = task.batch, task.kv_head
     room = size("columns") * config.page if config.page else size("keys")
     length = minimum_index(read(lengths, batch), room)
     first, last = _blocks(config, length, task)
-    queries = load(q, *task.load)
-    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in "qkv" if config.narrow}
+    queries = [load(q, *task.load, part) for part in _pieces(config)]
+    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
-    acc = zeros(rows=height, d=config.head_dim)
+    columns, axis = config.columns
+    acc = zeros(FP32, **{"rows": height, axis: columns})
+    caches = [cache for cache in (k, rest.get("v")) if cache is not None]
     for j in loop(first, last):
-        keys, values = _block(config, (k, v), rest.get("table"), (batch, kv_head, j, length))
-        scores, factor = _scores(config, queries @ keys, scales)
+        keys, values = _block(config, caches, rest.get("table"), (batch, kv_head, j, length))
+        products = queries[0] @ keys[0]
+        for q_part, k_part in zip(queries[1:], keys[1:], strict=True):
+            products += q_part @ k_part
+        if config.value_dim and config.narrow:  # beside the product with keys
+            values = values.cast(config.weights)
+        scores, factor = _scores(config, products, scales)
         row_at = coordinate("rows", height, task.row)
         seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
@@ -251,17 +292,17 @@ def _decode(
         weights = exp2(scores * factor - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        ordered = weights.quad_order("keys") if config.narrow else weights
-        packed = ordered.cast(config.dtype)
+        ordered = weights.quad_order("keys") if config.weights.bits == 8 else weights
+        packed = ordered.cast(config.weights)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ values
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))
-    out = acc * (share * scales["v"] if config.narrow else share)
+    out = acc * (share * scales[config.scaled[-1]] if config.narrow else share)
     if not config.split:
-        return store(rest["o"], *task.store, tile=out.cast(config.result))
-    rows, d = task.store[2:]
-    store(rest["parts"], batch, kv_head, task.split, rows, d, tile=out)
+        return store(rest["o"], *task.store, span(0, columns), tile=out.cast(config.result))
+    rows = task.store[2]
+    store(rest["parts"], batch, kv_head, task.split, rows, span(0, columns), tile=out)
     sums = where(none, -math.inf, base + log2(total))
     return store(rest["sums"], batch, kv_head, task.split, rows, tile=sums)
 
@@ -282,18 +323,32 @@ def _blocks(config: DecodeConfig, length: Index, task: Task) -> tuple[Index, Ind
     return first, minimum_index(first + share, end)
 
 
+def _pieces(config: DecodeConfig) -> list[Span]:
+    """The columns of keys and queries, in pieces of which the first may be the values."""
+    first = config.value_dim or config.head_dim
+    rest = config.head_dim - first
+    return [span(0, first), *([span(first, rest)] if rest else [])]
+
+
 def _block(
     config: DecodeConfig,
-    caches: tuple[Array, Array],
+    caches: Sequence[Array],
     table: Array | None,
     at: tuple[Index, Index, Index, Index],
-) -> tuple[Tile, Tile]:
-    """A block of keys and its values; the pages beyond the last one are that page again."""
+) -> tuple[list[Tile], Tile]:
+    """A block of keys in pieces, and its values; the pages beyond the last one are that page
+    again."""
     batch, kv_head, j, length = at
-    width, d = config.tile[1], span(0, config.head_dim)
+    width, pieces = config.tile[1], _pieces(config)
+
+    def operands(place: Callable[[Array, Span], Tile]) -> tuple[list[Tile], Tile]:
+        keys = [place(caches[0], piece) for piece in pieces]
+        if config.value_dim:
+            return keys, keys[0].rename("d", "e")
+        return keys, _operand(config, place(caches[1], pieces[0]))
+
     if table is None or config.page is None:
-        keys, values = (load(c, batch, kv_head, span(j * width, width), d) for c in caches)
-        return keys, _operand(config, values)
+        return operands(lambda c, d: load(c, batch, kv_head, span(j * width, width), d))
     page = config.page
     last = cdiv(length, page) - 1
     if page >= width:
@@ -303,8 +358,7 @@ def _block(
         count = width // page
         pages = [read(table, batch, minimum_index(j * count + n, last)) for n in range(count)]
         tokens = span(0, page, "keys")
-    keys, values = (load(cache, pages, tokens, kv_head, d) for cache in caches)
-    return keys, _operand(config, values)
+    return operands(lambda cache, d: load(cache, pages, tokens, kv_head, d))
 
 
 def _operand(config: DecodeConfig, values: Tile) -> Tile:
@@ -340,6 +394,10 @@ def _visible(
 
 def decode_policy(config: DecodeConfig) -> Policy:
     """One group of warps for 64 rows; the queries of the next task come beside this one's keys."""
+    if config.value_dim:
+        # One group makes the weights, and both have half of the columns of the result.
+        launch = LaunchPlan(split="e", store="direct", dependent=True, l2_promotion=128)
+        return Policy("lcsf", launch, 2, 3 if config.narrow else 2, registers=(40, 232))
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(
@@ -379,7 +437,9 @@ def planned(
     """
     rows = queries * config.group
     # Blocks of as many bytes, whatever the elements have.
-    config = replace(config, tile=(64 if rows <= 64 else 128, 128 if config.narrow else 64))
+    one_tile = rows <= 64 or config.value_dim  # whose columns the groups share out
+    wide = config.narrow and not config.value_dim
+    config = replace(config, tile=(64 if one_tile else 128, 128 if wide else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tasks = heads * -(-rows // config.tile[0])
@@ -387,6 +447,9 @@ def planned(
 
     def cost(parts: int) -> float:
         rounds, busy = -(-tasks * parts // sms), min(tasks * parts, sms)
+        if config.value_dim:
+            left = heads * rows * config.value_dim * parts * LEFT_US if parts > 1 else 0.0
+            return rounds * (LATENT_TASK_US + -(-blocks // parts) * LATENT_US) + left
         block = max(ALONE_US, TOGETHER_US * busy / sms) * config.head_dim / 128
         joined = parts * PART_US + COMBINE_US if parts > 1 else 0.0
         return rounds * (TASK_US + -(-blocks // parts) * block) + joined
@@ -400,31 +463,40 @@ def combine(config: DecodeConfig, splits: int) -> Program:
     or of `splits` parts of so many keys each at a time."""
     names = ("parts", "sums", "lengths") if config.part else ("parts", "sums")
     arrays = {name: config.arrays[name] for name in names}
-    arrays["o"] = array(config.result, "batch queries kv_heads group d")
+    arrays["o"] = array(config.result, f"batch queries kv_heads group {config.columns[1]}")
     body = _combine_equal if config.part else _combine
     return trace(body, arrays, name="combine", config=config, splits=splits)
 
 
+def _row(config: DecodeConfig) -> tuple[tuple[Index, ...], Span]:
+    """The task of `combine`: a packed row, and the columns of it; wide rows are several tasks."""
+    columns = config.columns[0]
+    own = {name: size(name) for name in ("batch", "kv_heads", "rows")}
+    if columns <= MOST_COLUMNS:
+        return tuple(grid(**own)), span(0, columns)
+    *row, piece = grid(**own, pieces=columns // MOST_COLUMNS)
+    return tuple(row), span(piece * MOST_COLUMNS, MOST_COLUMNS)
+
+
 def _combine(parts: Array, sums: Array, o: Array, config: DecodeConfig, splits: int) -> None:
-    batch, kv_head, row = grid(batch=size("batch"), kv_heads=size("kv_heads"), rows=size("rows"))
-    every, d = span(0, splits), span(0, config.head_dim)
+    (batch, kv_head, row), columns = _row(config)
+    every = span(0, splits)
     lse = load(sums, batch, kv_head, every, row, edge=-math.inf)
     highest = max_along(lse, "splits")
     weights = exp2(lse - where(highest.equals(-math.inf), 0.0, highest))
     total = sum_along(weights, "splits")
-    out = sum_along(load(parts, batch, kv_head, every, row, d) * weights, "splits")
-    _put_row(config, o, (batch, kv_head, row), out, total)
+    out = sum_along(load(parts, batch, kv_head, every, row, columns) * weights, "splits")
+    _put_row(config, o, (batch, kv_head, row, columns), out, total)
 
 
 def _put_row(
-    config: DecodeConfig, o: Array, at: tuple[Index, Index, Index], out: Tile, total: Tile
+    config: DecodeConfig, o: Array, at: tuple[Index, Index, Index, Span], out: Tile, total: Tile
 ) -> None:
-    """Store one packed row of sums and their weights."""
-    batch, kv_head, row = at
+    """Store columns of one packed row of sums and their weights."""
+    batch, kv_head, row, columns = at
     out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
     query, head = row // config.group, row % config.group
-    d = span(0, config.head_dim)
-    store(o, batch, query, kv_head, head, d, tile=out.cast(config.result))
+    store(o, batch, query, kv_head, head, columns, tile=out.cast(config.result))
 
 
 def _combine_equal(
@@ -432,11 +504,11 @@ def _combine_equal(
 ) -> None:
     """Parts from the first to the last that the sequence has, by online softmax: how many there is
     room for decides nothing."""
-    part, d = config.part or PART, span(0, config.head_dim)
-    batch, kv_head, row = grid(batch=size("batch"), kv_heads=size("kv_heads"), rows=size("rows"))
+    part, axis = config.part or PART, config.columns[1]
+    (batch, kv_head, row), columns = _row(config)
     count = cdiv(minimum_index(read(lengths, batch), size("splits") * part), part)
     base, total = full(-math.inf), zeros()
-    acc = zeros(d=config.head_dim)
+    acc = zeros(FP32, **{axis: min(config.columns[0], MOST_COLUMNS)})
     for i in loop(cdiv(count, splits)):
         several = span(i * splits, splits)
         own = coordinate("splits", splits, i * splits) < count
@@ -445,16 +517,16 @@ def _combine_equal(
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale, weights = exp2(base - under), exp2(lse - under)
         total[:] = total * rescale + sum_along(weights, "splits")
-        share = load(parts, batch, kv_head, several, row, d) * weights
+        share = load(parts, batch, kv_head, several, row, columns) * weights
         acc[:] = acc * rescale + sum_along(share, "splits")
         base[:] = highest
-    _put_row(config, o, (batch, kv_head, row), acc, total)
+    _put_row(config, o, (batch, kv_head, row, columns), acc, total)
 
 
 def combine_schedule(config: DecodeConfig, splits: int) -> SimtSchedule:
     """A warp for a row, 16 bytes of each of up to 16 parts a thread: warps that share a row would
     wait for each other. Begun while the parts are still being made."""
-    lanes = config.head_dim // 4
+    lanes = min(config.columns[0], MOST_COLUMNS) // 4
     threads = max(32, lanes * max(1, splits // 16))
     launch = LaunchPlan(persistent=False, dependent=True)
     return SimtSchedule("parts", threads, lanes, 4, launch)

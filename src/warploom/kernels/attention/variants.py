@@ -109,8 +109,12 @@ def free(config: AttentionConfig) -> Mapping[str, Sequence[str]]:
 def kinds(config: AttentionConfig) -> Sequence[str]:
     """Packed or not, element width, head size, mask; then those that are like it."""
     fitting = [d for d in HEAD_DIMS if config.head_dim <= d]
-    if not fitting:
-        raise InputError(f"attention head_dim={config.head_dim}: there are variants up to 256")
+    step = 32 if config.narrow else 16  # what a matrix instruction contracts
+    if not fitting or config.head_dim % step:
+        raise InputError(
+            f"attention head_dim={config.head_dim}: expected a multiple of {step}, at most "
+            f"{HEAD_DIMS[-1]}"
+        )
     dense = f"{fitting[0]} {'causal' if config.causal else 'full'}"
     narrow = ["8-bit "] if config.narrow else []
     packed = ["packed "] if config.packed else []

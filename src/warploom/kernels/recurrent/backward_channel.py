@@ -13,10 +13,15 @@ to the first with the gradient of the state, and leaves <S, R> of the state befo
 
 from __future__ import annotations
 
-from warploom.derive.lower.channels import LEAST, MIDDLE, Channels
+from warploom.derive.lower.channels import (
+    LEAST,
+    MIDDLE,
+    Channels,
+    blocks_now_past,
+    blocks_past_now,
+)
 from warploom.derive.lower.chunks import LOG2E
 from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
-from warploom.kernels.recurrent.channel import seeing, seen
 from warploom.kernels.recurrent.task import CHUNK, rows
 from warploom.tile import (
     BF16,
@@ -57,13 +62,14 @@ class ChannelKeys(BackwardTask):
         change = ((v @ do) * self.scale).cast(BF16)
         scores, dk = zeros(BF16, n=CHUNK, i=CHUNK), zeros(n=CHUNK, d=CHUNK)
         weighed = zeros(BF16, i=CHUNK, d=CHUNK)
+        n, i = coordinate("n", CHUNK), coordinate("i", CHUNK)
 
         def block(own: Tile, past: Tile, half: int) -> None:
             weighed.assign((q.cast(FP32) * own.rename("i", "m")).cast(BF16).rename("m", "i"))
             past = past.rename("i", "n")
             part = ((k.cast(FP32) * past).cast(BF16) @ weighed) * self.scale
-            scores.assign(where(seeing("n", "i", half), part.cast(BF16), scores))
-            dk.assign(dk + (where(seeing("n", "i", half), change, 0.0) @ weighed) * past)
+            scores.assign(where(blocks_past_now(n, i, half), part.cast(BF16), scores))
+            dk.assign(dk + (where(blocks_past_now(n, i, half), change, 0.0) @ weighed) * past)
 
         for half in channels.halves:
             weights = exp2(-abs(channels.between[half] @ g) * LOG2E)
@@ -110,10 +116,11 @@ class ChannelQueries(BackwardTask):
         change = ((do @ v) * self.scale).cast(BF16)
         dq, operand = do @ self.before(c, self.depth), zeros(BF16, i=CHUNK, d=CHUNK)
         dq *= exp2((self.upto @ g).rename("j", "m") * LOG2E) * self.scale
+        m, i = coordinate("m", CHUNK), coordinate("i", CHUNK)
 
         def block(own: Tile, past: Tile, half: int) -> None:
             operand.assign((k.cast(FP32) * past).cast(BF16).rename("m", "i"))
-            masked = where(seen("m", "i", half), change, 0.0)
+            masked = where(blocks_now_past(m, i, half), change, 0.0)
             dq.assign(dq + (masked @ operand) * own)
 
         for half in channels.halves:

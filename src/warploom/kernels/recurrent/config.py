@@ -25,7 +25,7 @@ class RecurrentConfig:
                 "channel" exp(g) along d, g: [batch, rows, heads, d] in bf16 (GLA)
     delta       the delta rule: a row is added as beta k (v - S^T k)^T, beta: [batch, rows, heads],
                 where S is the state it is added to; keys have norms of about 1. With "channel" it
-                is two programs (`kernels.recurrent.kda`)
+                is two programs (`kernels.recurrent.solved`)
     softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
     gates       the element type of g, dt and beta of every row; a "channel" has bf16, its beta fp32
     key_dim     d, a multiple of 8, at most 128; with "channel" at most 64, with taylor 16
@@ -100,8 +100,9 @@ class RecurrentConfig:
 
     @property
     def in_two(self) -> bool:
-        """Whether what chunks need of themselves is a program of its own."""
-        return self.delta and self.decay == "channel"
+        """Whether what chunks need of themselves is a kernel of its own: under decays of channels,
+        where one has no room for both, and with long keys, where two take half of the time."""
+        return self.delta and (self.decay == "channel" or self.key_dim > SHORT)
 
     @property
     def in_parts(self) -> bool:

@@ -13,13 +13,14 @@ so none grows beyond them, as powers of L do; they are fp16, which has three bit
 
 from __future__ import annotations
 
+from warploom.derive.lower.channels import blocks_now_past
 from warploom.derive.lower.chunks import LOG2E, summed
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
 from warploom.tile import (
     BF16,
     FP16,
     FP32,
-    INT32,
+    Index,
     Tile,
     coordinate,
     exp2,
@@ -31,7 +32,37 @@ from warploom.tile import (
 )
 
 BLOCK = 16  # rows of the blocks on the diagonal that a warp inverts by itself
-NOWHERE = 2.0 * CHUNK  # a column that no chunk has
+
+
+Sums = tuple[Tile, Tile] | tuple[None, None]  # running sums, their total; without decay none
+
+
+class Gates:
+    """The numbers of a chunk's rows along an axis, loaded two chunks before they are needed."""
+
+    def __init__(
+        self, task: Task, axis: str, names: tuple[str, ...], first: Index | int = 0
+    ) -> None:
+        self.task, self.axis, self.names = task, axis, names
+        self.now, self.later = (self._of(first + n) for n in (0, 1))
+        self.after = dict[str, Tile]()
+
+    def _of(self, chunk: Index | int) -> dict[str, Tile]:
+        return {name: self.task.gates(name, chunk, self.axis) for name in self.names}
+
+    def vector(self, name: str) -> Tile:
+        """Of the present chunk, along an axis of its own, "t"."""
+        return self.now[name].cast(FP32).rename(self.axis, "t")
+
+    def load(self, chunk: Index) -> None:
+        """Those that are needed two chunks after this one."""
+        self.after = self._of(chunk + 2)
+
+    def turn(self) -> None:
+        """To the next chunk."""
+        for name in self.names:
+            self.now[name].assign(self.later[name])
+            self.later[name].assign(self.after[name])
 
 
 class DeltaTask(Task):
@@ -39,20 +70,16 @@ class DeltaTask(Task):
 
     def run(self) -> None:
         """All of it."""
-        state, decays = self.state(), self.config.decay == "token"
-        names = ("beta", "g") if decays else ("beta",)
-        now, later = ({name: self.gates(name, i, "r") for name in names} for i in (0, 1))
+        state, gates = self.state(), Gates(self, "r", self.names)
         for i in loop(self.chunks):
             k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
             # What needs no solution runs beside the work on the first product.
             low = k.rename("n", "r") @ k
             scores = k @ q
-            beta = now["beta"].cast(FP32).rename("r", "t")
-            sums, whole = (
-                summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
-            )
-            low = self.below(low, beta, sums)
-            seen = self.seen(scores, sums)
+            beta = gates.vector("beta")
+            decays = self.sums(gates)
+            low = self.below(low, beta, decays[0])
+            seen = self.seen(scores, decays[0])
             inverse = self.inverse(low)
             if self.config.states:
                 square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
@@ -60,28 +87,46 @@ class DeltaTask(Task):
                 store(self.arrays["inverse"], *kept, tile=inverse.cast(BF16))
             solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
-            before = state.cast(BF16)
-            old = before @ k
-            old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
-            new = v @ solved
-            new += old.cast(BF16) @ solved  # [e, r]
-            if self.config.states:
-                where_u = self.batch, rows(i, "n"), self.head, self.values
-                store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
-            out = state.cast(BF16) @ q
-            fresh = added = new.cast(BF16).rename("r", "n")
-            if sums is not None and whole is not None:
-                added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
-                state *= exp2(whole)
-            state += added @ k
-            out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
-            out += fresh @ seen
-            after = {name: self.gates(name, i + 2, "r") for name in names}
+            out = self.advance(i, state, (q, k, v), solved, seen, decays)
+            gates.load(i)
             self.put(i, out)
-            for name in names:
-                now[name].assign(later[name])
-                later[name].assign(after[name])
+            gates.turn()
         self.end(state)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the numbers that rows have."""
+        return ("beta", "g") if self.config.decay == "token" else ("beta",)
+
+    def sums(self, gates: Gates) -> Sums:
+        """The running sums of the chunk's g and their total; none without decay."""
+        if self.config.decay != "token":
+            return None, None
+        return summed(gates.vector("g") * LOG2E)
+
+    def advance(
+        self, i: Index, state: Tile, given: tuple[Tile, Tile, Tile], solved: Tile, seen: Tile,
+        decays: Sums,
+    ) -> Tile:  # fmt: skip
+        """The result of chunk i, [e, m], from its q, k and v, the solution of its system and its
+        scores; the state is moved on."""
+        (q, k, v), (sums, whole) = given, decays
+        old = state.cast(BF16) @ k
+        old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
+        new = v @ solved
+        new += old.cast(BF16) @ solved  # [e, r]
+        if self.config.states:
+            where_u = self.batch, rows(i, "n"), self.head, self.values
+            store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
+        out = state.cast(BF16) @ q
+        fresh = added = new.cast(BF16).rename("r", "n")
+        if sums is not None and whole is not None:
+            added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
+            state *= exp2(whole)
+        state += added @ k
+        out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
+        out += fresh @ seen
+        return out
 
     def seen(self, scores: Tile, sums: Tile | None) -> Tile:
         """How much of row n is in row m, [n, m]."""
@@ -106,19 +151,10 @@ class DeltaTask(Task):
         blocks = BLOCK
         while blocks < CHUNK:
             # Of D L the blocks under the diagonal are D L'.
-            product = where(under(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
+            product = where(blocks_now_past(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
             inverse += product.cast(FP16).rename("n", "u") @ right
             blocks *= 2
             if blocks < CHUNK:
                 narrow = inverse.cast(FP16)
                 right.assign(narrow.rename("r", "u"))
         return inverse
-
-
-def under(r: Tile, n: Tile, size: int) -> Tile:
-    """Where [r, n] is in a block of `size` rows and columns that is under the diagonal of a block
-    of twice the size."""
-    row = r.cast(FP32)
-    first = (row * (0.5 / size)).cast(INT32).cast(FP32) * (2.0 * size)
-    column = where(row >= first + float(size), first, NOWHERE).cast(INT32)
-    return (column <= n) & (column + size > n)

@@ -34,10 +34,10 @@ INVERSE, FRESH = "batch chunks slots r n", "batch rows heads e"
 def recurrent(config: RecurrentConfig) -> Program:
     """The program of a configuration; scalar `scale`, above 0, multiplies q k^T.
 
-    Raises `InputError` for one of two programs (`kernels.recurrent.kda`).
+    Raises `InputError` for one that is two programs (`kernels.recurrent.solved`).
     """
-    if config.in_two:
-        raise InputError("recurrent delta=True decay='channel' is two programs: solve and kda")
+    if config.delta and config.decay == "channel":
+        raise InputError("recurrent delta=True decay='channel' is two programs: solve and chunks")
 
     arrays = arrays_of(config, "batch rows")
 
@@ -77,7 +77,7 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     more = {"inverse": INVERSE, "fresh": FRESH} if config.delta else {}
     given |= {"states": KEPT} | more if config.states else {}
     kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
-    if config.in_two:
+    if config.delta and config.decay == "channel":
         kinds[tokens] = FP32
     kinds |= dict.fromkeys((KEPT, INVERSE, FRESH), BF16)
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}

@@ -34,16 +34,24 @@ class Task:
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         self.config, self.arrays = config, arrays
         self.scale = scalar("scale")
-        valued = any("e" in one.dims for one in arrays.values())
-        blocks = cdiv(size("e"), config.columns) if valued else 1
-        places = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
+        name, blocks = self.third()
+        places = grid(batch=size("batch"), heads=size("heads"), **{name: blocks})
         self.batch, self.head, self.column = places
         self.slot = self.head * blocks + self.column  # of what every task has a part of
         # What does not depend on the head is loaded once for a cluster of them.
         own = self.head * size("groups") // size("heads")
         self.group: Index | int = 0 if config.shared else own
         self.depth = span(0, config.depth, "d")
-        self.values = span(self.column * config.columns, config.columns, "e")
+        self.values = span(self.column * self.columns, self.columns, "e")
+
+    @property
+    def columns(self) -> int:
+        """Of the state, of a task."""
+        return self.config.columns
+
+    def third(self) -> tuple[str, Index]:
+        """What the tasks of a head are told apart by: the columns of its state."""
+        return "cols", cdiv(size("e"), self.columns)
 
     @property
     def chunks(self) -> Index:
@@ -53,7 +61,7 @@ class Task:
     def state(self) -> Tile:
         """[e, d] before the first row."""
         if not self.config.initial:
-            return zeros(e=self.config.columns, d=self.config.depth)
+            return zeros(e=self.columns, d=self.config.depth)
         where_state = self.batch, self.head, self.depth, self.values
         return load(self.arrays["initial"], *where_state).T.copy()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from warploom.codegen.simt.choose import simt
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import MOST_BLOCKS
+from warploom.codegen.simt.choose import MOST_LANES, simt
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import Spills
 from warploom.kernels.rows.program import RowConfig, column_sums, rotary, row_program
 from warploom.tile import DType, Program
 
@@ -25,6 +29,31 @@ def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
     config = replace(config, rows=max(1, THREADS // schedule.lanes))
     program = row_program(config)
     return program, replace(simt(program), aligned=True), config.rows
+
+
+def built_rows(config: RowConfig, arch: str = "sm_90a") -> Built:
+    """The kernel of an operation compiled: where registers do not do, with more of them a thread,
+    then with more threads. Raises `Spills` when none of that is enough."""
+    program, schedule, _ = row_kernel(config)
+    kept: Spills | None = None
+    for one in (schedule, *_roomier(schedule)):
+        try:
+            return build(program, one, arch)
+        except Spills as spills:
+            kept = kept or spills
+    assert kept is not None
+    raise kept
+
+
+def _roomier(schedule: SimtSchedule) -> Iterator[SimtSchedule]:
+    """The schedule with more registers for a column, step by step."""
+    alone = replace(schedule, launch=replace(schedule.launch, resident=1))
+    if alone != schedule:
+        yield alone
+    if schedule.threads == schedule.lanes < MOST_LANES:
+        yield replace(alone, threads=2 * schedule.threads, lanes=2 * schedule.lanes)
+    elif schedule.lanes == MOST_LANES and schedule.cluster < MOST_BLOCKS:
+        yield replace(alone, cluster=2 * schedule.cluster)
 
 
 def _rotary(config: RowConfig) -> tuple[Program, SimtSchedule, int]:

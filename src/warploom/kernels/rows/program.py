@@ -35,6 +35,7 @@ from warploom.tile import (
     loop,
     max_along,
     maximum,
+    philox,
     read,
     rsqrt,
     scalar,
@@ -62,8 +63,11 @@ class RowConfig:
     """A row operation for rows of so many columns, `rows` of them a task.
 
     dtype     of rows; `weight` of scales and offsets by column
-    options   what the operation has beside its rows: "bias", "residual", "log", "gelu"; "again": it
-              loads its rows where it needs them again, so that they need not stay in registers
+    options   what the operation has beside its rows: "bias", "residual", "log", "gelu"; "fp8": its
+              rows are stored as e4m3 with a scale a row; "dropout": elements of x are left out
+              before the residual is added; "again": it loads its rows where it needs
+              them again, so that they need not stay in registers; "place": rotated rows are stored
+              where they were
     """
 
     op: str
@@ -97,8 +101,8 @@ class Rows:
     def __contains__(self, option: str) -> bool:
         return option in self.config.options
 
-    def _ranges(self, name: str) -> tuple[Span, ...]:
-        known = {"m": self.rows, "n": self.cols}
+    def _ranges(self, name: str) -> tuple[Span | int, ...]:
+        known = {"m": self.rows, "n": self.cols, "words": 0}
         return tuple(known[dim] for dim in self.arrays[name].dims)
 
     def get(self, name: str) -> Tile:
@@ -113,9 +117,30 @@ class Rows:
         target = self.arrays[name]
         store(target, *self._ranges(name), tile=tile.cast(target.dtype))
 
+    def put_scaled(self, tile: Tile) -> None:
+        """Store rows as e4m3 `y` and the number a row, `scale`, that makes them what they were."""
+        # A row of zeros keeps a scale that can be divided by.
+        scale = maximum(max_along(abs(tile), "n") * (1.0 / E4M3.largest), 1e-12)
+        self.put("scale", scale)
+        self.put("y", tile * (1.0 / scale))
+
     def add(self, name: str, tile: Tile) -> None:
         """Add rows to what the task sums up for an array of parts."""
         self.sums[name].assign(self.sums[name] + tile)
+
+    def dropped(self, tile: Tile) -> Tile:
+        """Elements with the probability `p`, by the two words of `seed`, are 0; others grow."""
+        rows, columns = coordinate("m", self.config.rows, self.first), self.columns
+        key, second = (load(self.arrays["seed"], word) for word in (0, 1))
+        share = scalar("p")
+        least = (share * 2.0**32 - 2.0**31).cast(INT32)  # of so many of all words no less
+        kept = philox(rows, columns, key, second) >= least
+        return where(kept, tile * (1.0 / (1.0 - share)), 0.0)
+
+    @property
+    def columns(self) -> Tile:
+        """The number of each column."""
+        return coordinate("n", self.width, self.column)
 
     def mean(self, tile: Tile) -> Tile:
         """Along the columns."""
@@ -124,6 +149,7 @@ class Rows:
 
 def _norm(rows: Rows, centred: bool) -> None:
     x = rows.get("x")
+    x = rows.dropped(x) if "dropout" in rows else x
     if "residual" in rows:
         x = x + rows.get("residual")
         rows.put("summed", x)
@@ -134,7 +160,11 @@ def _norm(rows: Rows, centred: bool) -> None:
     scale = rsqrt(rows.mean(x * x) + scalar("eps"))
     rows.put("rstd", scale)
     y = x * scale * rows.get("w")
-    rows.put("y", y + rows.get("b") if "bias" in rows else y)
+    y = y + rows.get("b") if "bias" in rows else y
+    if "fp8" in rows:
+        rows.put_scaled(y)
+    else:
+        rows.put("y", y)
 
 
 def _norm_backward(rows: Rows, centred: bool) -> None:
@@ -154,7 +184,11 @@ def _norm_backward(rows: Rows, centred: bool) -> None:
         rows.add("db_parts", grad)
     dx = weighed - x * share
     dx = (dx if mean_share is None else dx - mean_share) * scale
-    rows.put("dx", dx + rows.get("dsummed") if "residual" in rows else dx)
+    dx = dx + rows.get("dsummed") if "residual" in rows else dx
+    if "dropout" in rows:
+        rows.put("dresidual", dx)
+        dx = rows.dropped(dx)
+    rows.put("dx", dx)
 
 
 def _softmax(rows: Rows) -> None:
@@ -176,14 +210,14 @@ def _softmax_backward(rows: Rows) -> None:
 def _of_class(rows: Rows) -> tuple[Tile, Tile]:
     """Which element of a row is its class', and whether the row counts."""
     target = rows.get("target")
-    columns = coordinate("n", rows.width, rows.column)
+    columns = rows.columns
     return target.equals(columns), target.differs(full(IGNORED, INT32))
 
 
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
     if rows.config.rows == 1:  # one load is less than a comparison and a sum of every element
-        place = read(rows.arrays["target"], rows.first)
+        place = read(rows.arrays["target"], rows.first, 0)
         chosen = load(rows.arrays["x"], rows.rows, place).cast(FP32)
     else:
         chosen = sum_along(where(own, x, 0.0), "n")
@@ -197,6 +231,18 @@ def _cross_entropy_backward(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
     weights = exp2(x * LOG2E - rows.get("lse") * LOG2E)
     rows.put("dx", where(own, weights - 1.0, weights) * where(counts, rows.get("dloss"), 0.0))
+
+
+def _cross_entropy_both(rows: Rows) -> None:
+    """The loss, and its gradient in the place of the logits."""
+    x, (own, counts) = rows.get("x"), _of_class(rows)
+    chosen = sum_along(where(own, x, 0.0), "n")
+    top = max_along(x, "n")
+    weights = exp2(x * LOG2E - top * LOG2E)
+    total = sum_along(weights, "n")
+    rows.put("loss", where(counts, top + log(total) - chosen, 0.0))
+    scale = where(counts, rows.get("dloss"), 0.0)
+    rows.put("x", weights * (scale / total) - where(own, scale, 0.0))
 
 
 def _gated(rows: Rows) -> None:
@@ -220,42 +266,48 @@ def _gated_backward(rows: Rows) -> None:
 
 
 def _quantised(rows: Rows) -> None:
-    x = rows.get("x")
-    # A row of zeros keeps a scale that can be divided by.
-    scale = maximum(max_along(abs(x), "n") * (1.0 / E4M3.largest), 1e-12)
-    rows.put("scale", scale)
-    rows.put("y", x * (1.0 / scale))
+    rows.put_scaled(rows.get("x"))
 
 
 @dataclass(frozen=True)
 class RowOp:
     """An operation.
 
-    arrays    as "name:type dims": types `x` and `w` are the configuration's, dimensions m, n and p
-              rows, columns and parts
+    arrays    as "name:type dims": types `x` and `w` are the configuration's, `y` the rows' or e4m3,
+              dimensions m, n, p, k and s rows, columns, parts, words and two seeds: of a class the
+              first word counts, so that tensors of 64 bits are read as they are
     body      what a task does
     optional  arrays that go with an option
     pointwise whether the columns of a row know nothing of each other: a task takes some of them
+    in_place  whether results are stored over what was loaded: no operator of its own
     """
 
     arrays: str
     body: Callable[[Rows], None]
     optional: tuple[tuple[str, str], ...] = ()
     pointwise: bool = False
+    in_place: bool = False
 
 
-FORWARD = (("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"))
-BACKWARD = (("residual", "dsummed:x mn"), ("bias", "db_parts:fp32 pn"))
+DROPOUT = "seed:int32 s"
+FORWARD = (
+    ("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"), ("dropout", DROPOUT),
+    ("fp8", "scale:fp32 m"),
+)  # fmt: skip
+BACKWARD = (
+    ("residual", "dsummed:x mn"), ("bias", "db_parts:fp32 pn"),
+    ("dropout", f"{DROPOUT}, dresidual:x mn"),
+)  # fmt: skip
 OPS: dict[str, RowOp] = {
     "rmsnorm": RowOp(
-        "x:x mn, w:w n, y:x mn, rstd:fp32 m", partial(_norm, centred=False), FORWARD
+        "x:x mn, w:w n, y:y mn, rstd:fp32 m", partial(_norm, centred=False), FORWARD
     ),
     "rmsnorm_backward": RowOp(
         "x:x mn, w:w n, dy:x mn, rstd:fp32 m, dx:x mn, dw_parts:fp32 pn",
         partial(_norm_backward, centred=False), BACKWARD,
     ),
     "layernorm": RowOp(
-        "x:x mn, w:w n, y:x mn, mean:fp32 m, rstd:fp32 m", partial(_norm, centred=True), FORWARD
+        "x:x mn, w:w n, y:y mn, mean:fp32 m, rstd:fp32 m", partial(_norm, centred=True), FORWARD
     ),
     "layernorm_backward": RowOp(
         "x:x mn, w:w n, dy:x mn, mean:fp32 m, rstd:fp32 m, dx:x mn, dw_parts:fp32 pn",
@@ -263,10 +315,13 @@ OPS: dict[str, RowOp] = {
     ),
     "softmax": RowOp("x:x mn, y:x mn", _softmax),
     "softmax_backward": RowOp("y:x mn, dy:x mn, dx:x mn", _softmax_backward),
-    "cross_entropy": RowOp("x:x mn, target:int32 m, loss:fp32 m, lse:fp32 m", _cross_entropy),
+    "cross_entropy": RowOp("x:x mn, target:int32 mk, loss:fp32 m, lse:fp32 m", _cross_entropy),
     "cross_entropy_backward": RowOp(
-        "x:x mn, target:int32 m, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
+        "x:x mn, target:int32 mk, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
         pointwise=True,
+    ),
+    "cross_entropy_both": RowOp(
+        "x:x mn, target:int32 mk, dloss:fp32 m, loss:fp32 m", _cross_entropy_both, in_place=True
     ),
     "gated": RowOp("gate:x mn, up:x mn, y:x mn", _gated, pointwise=True),
     "gated_backward": RowOp(
@@ -274,7 +329,7 @@ OPS: dict[str, RowOp] = {
     ),
     "quantised": RowOp("x:x mn, y:e4m3 mn, scale:fp32 m", _quantised),
 }  # fmt: skip
-DIMS = {"m": "m", "n": "n", "p": "parts"}
+DIMS = {"m": "m", "n": "n", "p": "parts", "k": "words", "s": "seeds"}
 
 
 def width_of(config: RowConfig) -> int:
@@ -288,6 +343,7 @@ def row_program(config: RowConfig) -> Program:
     entry = OPS[config.op]
     texts = [entry.arrays, *(more for option, more in entry.optional if option in config.options)]
     own = {"x": config.dtype, "w": config.weight, "fp32": FP32, "int32": INT32, "e4m3": E4M3}
+    own["y"] = E4M3 if "fp8" in config.options else config.dtype
     specs: dict[str, Array] = {}
     for text in ", ".join(texts).split(", "):
         name, kind, dims = text.replace(":", " ").split()
@@ -320,7 +376,7 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
 
 def rotary(config: RowConfig) -> Program:
     """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n],
-    `rows` heads of one row a task, which lie beside each other.
+    `rows` heads of one row a task, which lie beside each other. With "place" y is x.
 
     Column j goes with j + n / 2, or with "pairs" 2 j with 2 j + 1: then x and y are
     [b, m, h, n / 2, 2]. cos and sin are [m, n / 2]; "inverse" turns back.
@@ -328,11 +384,12 @@ def rotary(config: RowConfig) -> Program:
     dims = "b m h n two" if "pairs" in config.options else "b m h n"
     angles = array(config.weight, "m half")
     whole = array(config.dtype, dims)
-    specs = {"x": whole, "cos": angles, "sin": angles, "y": whole}
+    specs = {"x": whole, "cos": angles, "sin": angles}
+    specs |= {} if "place" in config.options else {"y": whole}
     return trace(_rotary, specs, name="rotary", config=config)
 
 
-def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> None:
+def _rotary(config: RowConfig, x: Array, cos: Array, sin: Array, y: Array | None = None) -> None:
     half = config.columns // 2
     b, i, group = grid(b=size("b"), m=size("m"), h=cdiv(size("h"), config.rows))
     heads, cols = span(group * config.rows, config.rows), span(0, half, "half")
@@ -344,6 +401,7 @@ def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> No
     if pairs:
         first, second = (*first, 0), (*second, 1)
     left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
+    y = x if y is None else y
     store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
     store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
 

@@ -126,7 +126,9 @@ def load(path: Path | str) -> Cubin:
 def parse(data: bytes, origin: str = "cubin") -> Cubin:
     """Parse cubin bytes; `origin` names them in messages."""
     if data[:4] != b"\x7fELF":
-        raise InputError(f"{origin} is not a cubin: expected an ELF file, it starts {data[:4]!r}")
+        raise InputError(
+            f"{origin} is not a cubin: expected an ELF file, it starts with {data[:4]!r}"
+        )
     try:
         return _parse(data, origin)
     except (ELFError, struct.error, AssertionError, ValueError, OverflowError) as error:

@@ -27,6 +27,7 @@ _HIGH_WORD: Final = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL: Final = re.compile(r"^(\.?[\w$.@]+):")
 _LINE: Final = re.compile(r'^\s*//## File "(.*?)", line (\d+)( inlined at)?')
 _NOTE: Final = re.compile(r'\s*\(\*"?(.*?)"?\*\)')
+_COMPUTED: Final = re.compile(r" (BRX|JMX)U?[ .]")
 _GUARD: Final = re.compile(r"^@(!?)(U?P)(\d|T) ")
 
 
@@ -43,7 +44,7 @@ class Line:
     opcode: str
     operands: str
     source: tuple[str, int] | None
-    note: str = ""  # what nvdisasm remarks: SpillRefill, BRANCH_TARGETS ...
+    note: str = ""  # what nvdisasm remarks: BRANCH_TARGETS of a computed branch
     at: tuple[str, int] | None = None
 
     @property
@@ -95,7 +96,10 @@ def _listings(tool: toolchain.Tool, image: bytes, with_source: bool) -> dict[str
         path = Path(folder) / "image.cubin"
         path.write_bytes(image)
         flags = ["-c", "-hex", *(["-gi"] if with_source else [])]
-        done = tool.run(*flags, str(path))
+        # Where a computed branch may go is found by an analysis that takes a quarter of a run.
+        done = tool.run(*flags, "-ndf", str(path))
+        if _COMPUTED.search(done.stdout):
+            done = tool.run(*flags, str(path))
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())[:300]
         raise InputError(f"nvdisasm {tool.version} refuses it: {reason}")

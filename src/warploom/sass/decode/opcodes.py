@@ -32,6 +32,8 @@ class Pipe(Enum):
     CONTROL = "control"
     UNKNOWN = "unknown"
 
+    __hash__ = object.__hash__  # members are one each; Enum's own is slow where walks look them up
+
 
 class Order(Enum):
     """What an instruction may not cross inside its block, beyond register dependences."""

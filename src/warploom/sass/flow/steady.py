@@ -130,7 +130,7 @@ def _usual(
 
 
 def _bits(store: Instruction) -> int:
-    """That a thread stores."""
+    """Bits that a thread stores."""
     width = STORED_BITS.search(store.line.opcode)
     return int(width.group(1)) if width else 32
 

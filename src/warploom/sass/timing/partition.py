@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
 from typing import NamedTuple, Protocol
 
 from warploom.errors import CheckFailed
@@ -126,6 +128,8 @@ State = tuple[
     tuple[tuple[float, float], ...],
 ]
 IDLE: State = (0.0, (0.0,) * SCOREBOARDS, (), (), False, (), 0.0, ())
+NEVER = (inf, inf)  # the preference of no warp
+SETTLED = 1e-6  # cycles: passes that differ by less took as long
 DIGITS = 6  # of a state's cycles: states that differ by a sum's rounding are one
 
 
@@ -153,24 +157,44 @@ class Partition:
         self.issued: list[Issued] = []
         self.matmuls: list[Matmul] = []
 
-    def run(self, passes: int) -> tuple[tuple[float, ...], ...]:
-        """Ends of the passes of each group, until every group has made so many.
+    def run(self, passes: int, settled: int = 0) -> tuple[tuple[float, ...], ...]:
+        """Ends of the passes of each group, until every group has made so many; or fewer, where the
+        last `settled` ones of every group all took the same cycles.
 
         Raises `CheckFailed` when every group waits at a gate that nothing opens.
         """
-        while any(len(warp.ends) < passes for warp in self.warps):
-            chosen: tuple[tuple[float, float, float], _Warp] | None = None
-            for warp in self.warps:
-                moment = self._earliest(warp)
-                if moment is None:
-                    continue
-                key = (moment, *self._preference(warp))
-                if chosen is None or key < chosen[0]:
-                    chosen = (key, warp)
-            if chosen is None:
-                raise CheckFailed("the walk halts: every group waits at a gate")
-            self.issue(chosen[1], chosen[0][0])
+        while True:
+            warp = self._next()
+            if warp.place:
+                continue
+            if all(len(one.ends) >= passes for one in self.warps):
+                break
+            if settled and self._is_settled(settled):
+                break
         return tuple(tuple(warp.ends) for warp in self.warps)
+
+    def _next(self) -> _Warp:
+        """The warp whose instruction comes next, which has issued."""
+        first, chosen, rank = inf, None, NEVER
+        for warp in self.warps:
+            moment = self._earliest(warp)
+            if moment is None or moment > first:
+                continue
+            own = self._preference(warp)
+            if moment < first or own < rank:
+                first, chosen, rank = moment, warp, own
+        if chosen is None:
+            raise CheckFailed("the walk halts: every group waits at a gate")
+        self.issue(chosen, first)
+        return chosen
+
+    def _is_settled(self, count: int) -> bool:
+        """Whether the last passes of all groups, so many, took as long."""
+        ends = [warp.ends[-count - 1 :] for warp in self.warps]
+        if any(len(own) <= count for own in ends):
+            return False
+        took = [after - before for own in ends for before, after in pairwise(own)]
+        return max(took) - min(took) <= SETTLED
 
     def _preference(self, warp: _Warp) -> tuple[float, float]:
         slot = warp.code[warp.place][0]

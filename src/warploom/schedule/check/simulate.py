@@ -47,7 +47,7 @@ class Run:
 
     @property
     def clean(self) -> bool:
-        """It ran to the end and nothing live was overwritten."""
+        """Whether it ran to the end and nothing live was overwritten."""
         return not self.deadlock and not self.hazards
 
     def raise_if_failed(self) -> None:

@@ -70,11 +70,11 @@ class CostTable:
     def at(self, end: str) -> CostTable:
         """The same table read at the low, nominal or high end of every interval."""
         if end not in ENDS:
-            raise InputError(f"costs at {end!r}, expected one of {ENDS}")
+            raise InputError(f"costs at {end!r}, expected one of {', '.join(ENDS)}")
         return replace(self, end=end)
 
     def override(self, source: str, **values: float | tuple[float, float, float]) -> CostTable:
-        """With other values, e.g. measured: `override("run 7", load_latency=(480, 520, 700))`.
+        """The table with other values: `override("run 7", load_latency=(480, 520, 700))`.
 
         Underscores stand for the dot of a key's name where it has one. A triple is low, value,
         high; a number is exact.
@@ -83,7 +83,9 @@ class CostTable:
         for keyword, given in values.items():
             name = keyword if keyword in costs else keyword.replace("_", ".", 1)
             if name not in costs:
-                raise InputError(f"unknown cost {keyword!r}, expected one of {sorted(costs)}")
+                raise InputError(
+                    f"unknown cost {keyword!r}, expected one of {', '.join(sorted(costs))}"
+                )
             low, value, high = given if isinstance(given, tuple) else (given, given, given)
             entry = {"value": value, "low": low, "high": high, "unit": costs[name].unit}
             costs[name] = _cost(name, {**entry, "kind": "measured", "source": source})
@@ -94,7 +96,7 @@ class CostTable:
         if name not in self.costs:
             raise InputError(
                 f"machine {self.machine.name} ({self.family}) has no cost {name!r}, "
-                f"expected one of {sorted(self.costs)}"
+                f"expected one of {', '.join(sorted(self.costs))}"
             )
         return self.costs[name].at(self.end)
 

@@ -220,7 +220,8 @@ def expect_schema(data: Any, schema: str, version: int, origin: str) -> dict[str
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], origin: str) -> None:
     """A field nobody reads is a typing slip: say so instead of ignoring it."""
     if unknown := sorted(set(table) - set(known)):
-        raise InputError(f"{origin}: unknown field {unknown[0]!r}, expected one of {sorted(known)}")
+        names = ", ".join(sorted(known))
+        raise InputError(f"{origin}: unknown field {unknown[0]!r}, expected one of {names}")
 
 
 def zero_distance_cycle(nodes: Iterable[Node], edges: Iterable[Edge]) -> list[str]:

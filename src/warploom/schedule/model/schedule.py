@@ -112,7 +112,7 @@ class Schedule:
             if group not in names:
                 raise InputError(
                     f"schedule of {self.graph}: node {node} is in group {group!r}, "
-                    f"expected one of {sorted(names)}"
+                    f"expected one of {', '.join(sorted(names))}"
                 )
 
     @property

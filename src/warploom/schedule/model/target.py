@@ -16,6 +16,13 @@ REGISTER_FLOOR = 24  # its smallest value
 WARP = 32
 WARP_GROUP = 4
 
+UNIT_TITLES = {
+    "TC": "the tensor core",
+    "SFU": "the special-function unit",
+    "ALU": "the arithmetic unit",
+    "TMA": "the copy engine",
+}
+
 
 @dataclass(frozen=True)
 class Unit:

@@ -146,6 +146,11 @@ DEVICE void shared_write(unsigned at, int x) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 
+//@ prefetch_l2
+DEVICE void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 //@ take_task
 // The counter's value; it goes on by one, and from `last` back to 0.
 DEVICE int take_task(unsigned* counter, unsigned last) {

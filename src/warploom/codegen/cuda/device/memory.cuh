@@ -82,6 +82,13 @@ DEVICE float half_e4m3(unsigned short x, int high) {
   return half_of(pair, high);
 }
 
+//@ halves_e4m3
+DEVICE unsigned halves_e4m3(unsigned short x) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(x));
+  return pair;
+}
+
 //@ half_e5m2
 DEVICE float half_e5m2(unsigned short x, int high) {
   unsigned pair;

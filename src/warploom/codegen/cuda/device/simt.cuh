@@ -316,16 +316,11 @@ template <int kPeers, int kStride> struct Peers {
   }
 };
 
-//@ combine
-// x[.] of all peers, put together by f: every one of them gets the same result.
+//@ combine_warps
+// x[.] that the peers of a warp have in common, put together by f over the warps.
 template <int kPeers, int kStride, int kCount, class T, class F>
-DEVICE void combine(T* x, void* shared, F f) {
+DEVICE void combine_warps(T* x, void* shared, F f) {
   using Of = Peers<kPeers, kStride>;
-#pragma unroll
-  for (int s = 0; s < kCount; ++s)
-#pragma unroll
-    for (int step = 1; step < Of::kWarp; step *= 2)
-      x[s] = f(x[s], swap_with(x[s], step * kStride));
   if constexpr (Of::kGroups > 1) {
     T* row = static_cast<T*>(shared) + Of::other() * Of::kGroups * kCount;
     const int part = Of::mine() / Of::kWarp;
@@ -340,6 +335,38 @@ DEVICE void combine(T* x, void* shared, F f) {
       for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
     }
   }
+}
+
+//@ combine
+// x[.] of all peers, put together by f: every one of them gets the same result.
+template <int kPeers, int kStride, int kCount, class T, class F>
+DEVICE void combine(T* x, void* shared, F f) {
+#pragma unroll
+  for (int s = 0; s < kCount; ++s)
+#pragma unroll
+    for (int step = 1; step < Peers<kPeers, kStride>::kWarp; step *= 2)
+      x[s] = f(x[s], swap_with(x[s], step * kStride));
+  combine_warps<kPeers, kStride, kCount>(x, shared, f);
+}
+
+//@ Weighted
+// The largest of some numbers, and the sum of exp2 of what each is below it; of nothing but -inf it
+// is 0.
+struct Weighted { float value, sum; };
+DEVICE float share_of(float top, float best, float scale) {
+  return top == -INFINITY ? 0.0f : exp2_fast((top - best) * scale);
+}
+DEVICE Weighted joined(Weighted a, Weighted b, float scale) {
+  const float best = fmaxf(a.value, b.value);
+  return {best, a.sum * share_of(a.value, best, scale) + b.sum * share_of(b.value, best, scale)};
+}
+DEVICE void words_of(unsigned* w, Weighted x) {
+  w[0] = __float_as_uint(x.value);
+  w[1] = __float_as_uint(x.sum);
+}
+DEVICE void of_words(Weighted& x, const unsigned* w) {
+  x.value = __uint_as_float(w[0]);
+  x.sum = __uint_as_float(w[1]);
 }
 
 //@ push_word

@@ -15,6 +15,21 @@ DEVICE unsigned pack_fp16(float low, float high) {
   return x;
 }
 
+//@ product_bf16
+// Of the elements of two pairs; what is added is -0, which changes none.
+DEVICE unsigned product_bf16(unsigned a, unsigned b) {
+  unsigned x;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000u));
+  return x;
+}
+
+//@ product_fp16
+DEVICE unsigned product_fp16(unsigned a, unsigned b) {
+  unsigned x;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000u));
+  return x;
+}
+
 //@ pack_e4m3
 DEVICE unsigned pack_e4m3(float a, float b, float c, float d) {
   unsigned x;
@@ -104,6 +119,32 @@ DEVICE float rcp_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+//@ philox_block
+// Philox4x32-10 of the counter (block, row, 0, 0).
+DEVICE void philox_block(unsigned (&c)[4], unsigned row, unsigned block, int key, int second_key) {
+  unsigned k0 = unsigned(key), k1 = unsigned(second_key);
+  c[0] = block, c[1] = row, c[2] = 0, c[3] = 0;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long left = 0xD2511F53ull * c[0], right = 0xCD9E8D57ull * c[2];
+    c[0] = unsigned(right >> 32) ^ c[1] ^ k0;
+    c[1] = unsigned(right);
+    c[2] = unsigned(left >> 32) ^ c[3] ^ k1;
+    c[3] = unsigned(left);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+}
+
+//@ philox
+// The word of a column of its block.
+DEVICE int philox(int row, int column, int key, int second_key) {
+  unsigned c[4];
+  philox_block(c, unsigned(row), unsigned(column) >> 2, key, second_key);
+  const int word = column & 3;
+  return int(word == 0 ? c[0] : word == 1 ? c[1] : word == 2 ? c[2] : c[3]);
 }
 
 //@ erf_fast

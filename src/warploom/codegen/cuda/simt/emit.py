@@ -32,7 +32,7 @@ from warploom.codegen.cuda.tasks import (
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
-from warploom.codegen.simt.facts import SimtFacts, simt_facts
+from warploom.codegen.simt.facts import WORDS, SimtFacts, simt_facts
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.tile import Loop, Op, Program, TileType, Var
@@ -56,6 +56,9 @@ class _Printer:
         blocks = self.schedule.cluster
         head, tail = self._tasks()
         declared = [self._declare(var) for var in self._variables()]
+        for one in self.facts.weighted.sums.values():
+            extent = self.layout.extents(one.total.type, ROW)[0]
+            declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
@@ -291,6 +294,11 @@ class _Printer:
             before += lines
             own = SCALAR if self._form(src) == SCALAR else wanted
             operands.append(f"{name}{NAMES[own]}")
+        if op.id in self.facts.weighted.products:
+            at, one = self.facts.weighted.products[op.id]
+            operands[at] = f"({operands[at]} * {emit_axis.share_name(one)}[i])"
+        if op.id in self.facts.blocks_of_words:
+            return self._philox_blocks(op, before, operands)
         exact = op.dst.name in self.facts.stored_only
         value = expression(self.layout, op, form, operands, exact)
         name = c_name(op.dst.name)
@@ -302,6 +310,24 @@ class _Printer:
             line = unroll("i", extents[0], line)
         return ["{", *[f"  {text}" for text in (*before, *line)], "}"] if before else line
 
+    def _philox_blocks(self, op: Op, before: list[str], operands: list[str]) -> list[str]:
+        """Four neighbours from one block: the compiler does not find out that they share it."""
+        assert op.dst is not None
+        row, column, *keys = operands
+        rows, columns = self.layout.extents(op.dst.type, TILE)
+        name = c_name(op.dst.name)
+        lines = [
+            f"const int j = {WORDS} * q;",
+            f"unsigned words[{WORDS}];",
+            f"philox_block(words, unsigned({row}), unsigned({column}) >> 2, {', '.join(keys)});",
+            *unroll("h", WORDS, [f"{name}[i][j + h] = int(words[h]);"]),
+        ]
+        return [
+            "{",
+            *indent((*before, *unroll("i", rows, unroll("q", columns // WORDS, lines)))),
+            "}",
+        ]
+
     def _reduce(self, op: Op) -> list[str]:
         assert op.dst is not None
         source = op.srcs[0]
@@ -309,6 +335,12 @@ class _Printer:
         if pick := self.facts.picks.get(op.id):
             into, before, after = self._into(op, ROW)
             return [*before, *emit_axis.pick_lines(self.layout, pick, into), *after]
+        weighted, name = self.facts.weighted, c_name(source.name)
+        if op.id in weighted.tops:
+            return emit_axis.own_top_lines(self.layout, op, name, c_name(op.dst.name))
+        if one := weighted.sums.get(op.id):
+            into = c_name(op.dst.name)
+            return emit_axis.weighted_sum_lines(self.layout, op, one, name, into)
         make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
         if form != TILE:
             return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")

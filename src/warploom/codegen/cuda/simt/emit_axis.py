@@ -6,9 +6,11 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt.emit_map import rounded
 from warploom.codegen.cuda.simt.emit_memory import Access, unroll
 from warploom.codegen.cuda.simt.places import col, peers, row
-from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index
+from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
 from warploom.codegen.simt.picks import Pick
+from warploom.codegen.simt.schedule import WARP
+from warploom.codegen.simt.weighted import Weighted
 from warploom.tile import Op, TileType
 
 FLOAT_IDENTITY = {"add": "0.0f", "max": "-INFINITY", "min": "INFINITY", "mul": "1.0f"}
@@ -75,6 +77,72 @@ def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
         text = rounded(f"({into})[t]", op.dst.type.dtype)
         lines += unroll("t", results, [f"({into})[t] = {text};"])
     return lines
+
+
+def own_top_lines(layout: Layout, op: Op, source: str, into: str) -> list[str]:
+    """`into` = the largest element of a row that a warp has; 0 where it has only -inf, below which
+    nothing can be taken."""
+    results, body = _of_own_columns(layout, op, source, into)
+    kept = f"({into})[t] = ({into})[t] == -INFINITY ? 0.0f : ({into})[t];"
+    return [
+        *body,
+        f"combine<{_of_warp(layout)}, {results}>({into}, shared, {_function('max')});",
+        *unroll("t", results, [kept]),
+    ]
+
+
+def weighted_sum_lines(layout: Layout, op: Op, one: Weighted, source: str, into: str) -> list[str]:
+    """`into` = the sum of weights of a row from those of its warps, which makes the largest value
+    of a warp the row's; `share_of_` says what a warp's weights count."""
+    schedule, top = layout.schedule, c_name(one.top.name)
+    results, body = _of_own_columns(layout, op, source, into)
+    scale = literal(one.scale, "fp32")
+    join = f"[](Weighted a, Weighted b) {{ return joined(a, b, {scale}); }}"
+    lines = [
+        *body,
+        f"combine<{_of_warp(layout)}, {results}>({into}, shared, {_function('add')});",
+        f"Weighted of_row[{results}];",
+        *unroll("t", results, [
+            f"{share_name(one)}[t] = ({into})[t] == 0.0f ? -INFINITY : {top}[t];",
+            f"of_row[t] = Weighted{{{share_name(one)}[t], ({into})[t]}};",
+        ]),
+        f"combine_warps<{peers(layout, COL)}, {results}>(of_row, shared, {join});",
+    ]  # fmt: skip
+    if schedule.cluster > 1:
+        shape = f"{schedule.cluster}, {peers(layout, COL)}, {schedule.rows}, {results}"
+        lines.append(f"combine_blocks<{shape}>(of_row, cluster_at, cluster_turn, {join});")
+    return [
+        *lines,
+        *unroll("t", results, [
+            f"{share_name(one)}[t] = share_of({share_name(one)}[t], of_row[t].value, {scale});",
+            f"{top}[t] = of_row[t].value;",
+            f"({into})[t] = of_row[t].sum;",
+        ]),
+    ]  # fmt: skip
+
+
+def share_name(one: Weighted) -> str:
+    """The variable that has what the weights of a warp count in its rows."""
+    return f"share_of_{c_name(one.total.name)}"
+
+
+def _of_warp(layout: Layout) -> str:
+    return f"{min(WARP, layout.schedule.lanes)}, 1"
+
+
+def _function(combine: str) -> str:
+    return f"[](float a, float b) {{ return {FLOAT_OPS[combine].format('a', 'b')}; }}"
+
+
+def _of_own_columns(layout: Layout, op: Op, source: str, into: str) -> tuple[int, list[str]]:
+    """(rows, lines) of a reduction over the columns that a thread holds."""
+    results, count, inside = _own(layout, op.srcs[0].type, TILE, op.axis)
+    combine = COMBINES[op.kind]
+    value = element(TILE, COL, source)
+    value = f"({inside} ? {value} : {FLOAT_IDENTITY[combine]})" if inside else value
+    step = FLOAT_OPS[combine].format("total", value)
+    body = [f"float total = {FLOAT_IDENTITY[combine]};", *unroll("s", count, [f"total = {step};"])]
+    return results, unroll("t", results, [*body, f"({into})[t] = total;"])
 
 
 def pick_lines(layout: Layout, pick: Pick, into: str) -> list[str]:

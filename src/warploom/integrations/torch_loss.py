@@ -1,0 +1,126 @@
+"""Cross-entropy of a linear layer as a PyTorch operator: its logits exist for some rows at a time.
+
+    loss = linear_cross_entropy(x, weight, target)        cross_entropy(x @ weight.T, target)
+
+Rows are taken in chunks. A chunk's logits are a product, which one kernel turns into their
+gradient in place while it gives the losses; two more products take that gradient back to x and to
+the weight, whose gradient is added up in the weight's type. All of it is done forward, so that a
+backward pass only multiplies by the gradient of the loss (the scheme of Liger's fused loss).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.errors import InputError
+from warploom.integrations.torch_op import gemm_into
+from warploom.integrations.torch_program import check_devices, operator
+from warploom.integrations.torch_rows import cross_entropy, logits_to_gradients, torch
+from warploom.kernels.rows.program import IGNORED
+
+LOGIT_BYTES = 1 << 28  # of a chunk, unless its rows are fewer than these
+LEAST_ROWS = 512
+LINE = 8  # elements that rows of logits begin at multiples of
+TYPES = ("bfloat16", "float16")
+SCHEMA = (
+    "(Tensor x, Tensor weight, Tensor target, bool mean=True, int chunk=0, bool gradients=False) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
+def chunk_rows(classes: int, size: int) -> int:
+    """Rows of a chunk for so many classes, of elements of `size` bytes: a multiple of 128."""
+    return max(LEAST_ROWS, LOGIT_BYTES // (classes * size) // 128 * 128)
+
+
+def _checked(x: Any, weight: Any, target: Any, chunk: int) -> None:
+    check_devices("linear_cross_entropy", {"x": x, "weight": weight, "target": target})
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[-1] or x.shape[:-1] != target.shape:
+        raise InputError(
+            f"linear_cross_entropy of x {list(x.shape)}, weight {list(weight.shape)} and target "
+            f"{list(target.shape)}: expected [..., k], [classes, k] and [...]"
+        )
+    if x.dtype != weight.dtype or str(x.dtype).removeprefix("torch.") not in TYPES:
+        raise InputError(
+            f"linear_cross_entropy of {x.dtype} and {weight.dtype}: expected one of "
+            f"{', '.join(TYPES)} for both"
+        )
+    if chunk < 0:
+        raise InputError(f"linear_cross_entropy chunk={chunk}: expected rows, or 0 for the default")
+
+
+def _empty(x: Any, weight: Any, gradients: bool) -> tuple[Any, Any]:
+    """Room for the gradients; none where nobody asks for them."""
+    if gradients:
+        return x.new_empty(x.shape), weight.new_empty(weight.shape)
+    return x.new_empty(0), weight.new_empty(0)
+
+
+def _run(
+    x: Any, weight: Any, target: Any, mean: bool, chunk: int, gradients: bool
+) -> tuple[Any, Any, Any]:
+    _checked(x, weight, target, chunk)
+    classes, depth = weight.shape
+    rows, wanted = x.reshape(-1, depth), target.reshape(-1)
+    dx, dweight = _empty(x, weight, gradients)
+    count = len(rows)
+    if count == 0:
+        return torch.zeros((), dtype=torch.float32, device=x.device), dx, dweight.zero_()
+    share = (wanted != IGNORED).sum().float().reciprocal() if mean else None
+    step = min(count, chunk or chunk_rows(classes, x.element_size()))
+    logits = x.new_empty(step, -(-classes // LINE) * LINE)[:, :classes]
+    losses = torch.empty(count, dtype=torch.float32, device=x.device)
+    each = torch.ones(count, dtype=torch.float32, device=x.device)
+    each = each if share is None else each * share
+    for first in range(0, count, step):
+        part = slice(first, min(first + step, count))
+        of_x, of_target = rows[part], wanted[part]
+        now = logits[: len(of_x)]
+        gemm_into(now, of_x, weight.t())
+        if not gradients:
+            losses[part] = cross_entropy(now, of_target, "none")
+            continue
+        logits_to_gradients(now, of_target, each[part], losses[part])
+        gemm_into(dx.view(-1, depth)[part], now, weight)
+        gemm_into(dweight, now.t(), of_x, residual=dweight if first else None)
+    total = losses.sum()
+    return total if share is None else total * share, dx, dweight
+
+
+def _fake(
+    x: Any, weight: Any, target: Any, mean: bool, chunk: int, gradients: bool
+) -> tuple[Any, Any, Any]:
+    _checked(x, weight, target, chunk)
+    return x.new_empty((), dtype=torch.float32), *_empty(x, weight, gradients)
+
+
+def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
+    dx, dweight = ctx.saved_tensors
+    if loss is None:
+        return (None,) * 6
+    return dx * loss, dweight * loss, None, None, None, None
+
+
+OPERATOR = operator("warploom::linear_cross_entropy", SCHEMA, _run, _fake, _backward, _context)
+
+
+def linear_cross_entropy(
+    x: Any, weight: Any, target: Any, reduction: str = "mean", chunk: int = 0
+) -> Any:
+    """The loss of the logits x @ weight.T for classes `target`; class -100 does not count.
+
+    x [..., k] and weight [classes, k] bf16 or fp16, `reduction` "mean" or "sum", `chunk` the rows
+    whose logits exist at a time (0: 256 MB of them).
+    """
+    if reduction not in ("mean", "sum"):
+        raise InputError(f"linear_cross_entropy reduction={reduction!r}: expected mean or sum")
+    gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return OPERATOR(x, weight, target, reduction == "mean", chunk, gradients)[0]
+
+
+__all__ = ["linear_cross_entropy"]

@@ -1,0 +1,188 @@
+"""Hedgehog's attention with LoLCATs' window (arXiv 2402.04347, 2410.10254), forward.
+
+A row weighs the rows of its own chunk of 64 up to itself and those of the chunk before by a
+softmax's numerators, and all rows before these by features that are softmaxes themselves: with
+s = scale q k and `top` its largest within the window,
+
+    o_m = (sum w exp(s_mn - top_m) v_n + sum l phi(q_m) phi'(k_n) v_n) / the same without v
+    phi(x) = [softmax(x M), softmax(-x M)],  phi' with a map of its own
+
+Arrays: `q, k: [batch, rows, heads, d]`, `v, o: [batch, rows, heads, e]` in bf16, the maps `q_map,
+k_map: [heads, d, f]` in bf16, and how much either part counts, `window, linear: [heads]` in fp32, w
+and l, not below 0; scalar `scale`. The state [e, f] goes along in registers, as in
+`kernels.recurrent.program`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.autosched.schedules import Policy
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.derive.lower.chunks import LOG2E
+from warploom.errors import InputError
+from warploom.kernels.recurrent.task import CHUNK, rows
+from warploom.tile import (
+    BF16,
+    FP32,
+    Array,
+    Index,
+    Program,
+    Tile,
+    array,
+    cdiv,
+    coordinate,
+    exp2,
+    grid,
+    load,
+    log2,
+    loop,
+    max_along,
+    maximum,
+    min_along,
+    scalar,
+    size,
+    span,
+    store,
+    sum_along,
+    trace,
+    where,
+    zeros,
+)
+
+FEATURES = 64  # columns of a map; there are twice as many features
+COLUMNS = 128  # of the values, of a task
+LOWEST = -1e30  # a masked logarithm
+FEW = "spills", "stack"  # 104 B
+FEATURE_SPAN = span(0, FEATURES, "n")
+Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HedgehogConfig:
+    """What is static: d of the keys, a multiple of 8 up to 128."""
+
+    key_dim: int = 128
+
+    def __post_init__(self) -> None:
+        """Refuse what has no tile."""
+        if not 0 < self.key_dim <= 128 or self.key_dim % 8:
+            raise InputError(
+                f"hedgehog key_dim={self.key_dim}: expected a multiple of 8, at most 128"
+            )
+
+    @property
+    def depth(self) -> int:
+        """Of tiles along d, with zeros where a head is shorter."""
+        return 128 if self.key_dim > CHUNK else CHUNK
+
+
+def hedgehog(config: HedgehogConfig) -> Program:
+    """The program of a configuration."""
+    arrays = {name: array(BF16, "batch rows heads d") for name in ("q", "k")}
+    arrays |= {name: array(BF16, "batch rows heads e") for name in ("v", "o")}
+    arrays |= {name: array(BF16, "heads d f") for name in ("q_map", "k_map")}
+    arrays |= {name: array(FP32, "heads") for name in ("window", "linear")}
+
+    def body(**given: Array) -> None:
+        _Task(config, given).run()
+
+    return trace(body, arrays, name="hedgehog")
+
+
+def default_policy() -> Policy:
+    """Two groups, each with half of 128 columns; beside their operands two slots of keys fit."""
+    return Policy("multistage", LaunchPlan(split="e", store_panels=1), slots={"q": 1, "v": 1})
+
+
+class _Task:
+    """Traces a task: a head's rows, for 128 columns of the values. Rows are m, and i as operands;
+    keys are n, and so are features."""
+
+    def __init__(self, config: HedgehogConfig, arrays: Mapping[str, Array]) -> None:
+        self.config, self.arrays = config, arrays
+        places = {"batch": size("batch"), "heads": size("heads"), "cols": cdiv(size("e"), COLUMNS)}
+        self.batch, self.head, self.column = grid(**places)
+        self.depth = span(0, config.depth, "d")
+        self.values = span(self.column * COLUMNS, COLUMNS, "e")
+        self.window, self.linear = (load(arrays[x], self.head) for x in ("window", "linear"))
+
+    def run(self) -> None:
+        """All of it."""
+        maps = [load(self.arrays[f"{x}_map"], self.head, self.depth, FEATURE_SPAN) for x in "qk"]
+        states = [zeros(e=COLUMNS, n=FEATURES) for _ in range(2)]
+        sums = [zeros(n=FEATURES) for _ in range(2)]
+        # All operands of a chunk lie in two places, in turn.
+        operands = [zeros(BF16, i=CHUNK, n=CHUNK) for _ in range(2)]
+        scale, share = scalar("scale") * LOG2E, log2(self.window)
+        m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
+        for c in loop(cdiv(size("rows"), CHUNK)):
+            row, column = (coordinate(axis, CHUNK, (c - 1) * CHUNK) for axis in "mn")
+            q, k, v = self.keys("q", c, "m"), self.keys("k", c, "n"), self.value(c, "n")
+            old, before = self.keys("k", c - 1, "m"), self.value(c - 1, "n")
+            near = where(m >= n, (q @ k) * scale, LOWEST)
+            far = where(column >= 0, (q @ old.rename("m", "n")) * scale, LOWEST)
+            top = maximum(max_along(near, "n"), max_along(far, "n")) - share
+            near, far = exp2(near - top), exp2(far - top)
+            total = sum_along(near, "n") + sum_along(far, "n")
+            one, other = operands
+            one.assign(near.cast(BF16).rename("m", "i"))
+            out = v @ one
+            other.assign(far.cast(BF16).rename("m", "i"))
+            out += before @ other
+            for into, part, state, whole in zip(
+                operands, phi(q @ maps[0]), states, sums, strict=True
+            ):
+                counted = part * self.linear
+                total += sum_along(counted * whole, "n")
+                into.assign(counted.cast(BF16).rename("m", "i"))
+                out += state.cast(BF16) @ into
+            out *= (1.0 / total).rename("m", "i")
+            where_out = self.batch, rows(c, "i"), self.head, self.values
+            store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
+            past = phi(old @ maps[1])
+            for half, part in enumerate(past):
+                known = where(row >= 0, part, 0.0)
+                sums[half] += sum_along(known, "m")
+                operands[half].assign(known.cast(BF16).rename("m", "i"))
+                states[half] += before.rename("n", "i") @ operands[half]
+
+    def keys(self, name: str, i: Index, axis: str) -> Tile:
+        """The q or k of chunk i, [axis, d]."""
+        return load(self.arrays[name], self.batch, rows(i, axis), self.head, self.depth)
+
+    def value(self, i: Index, axis: str) -> Tile:
+        """The v of chunk i, [axis, e]."""
+        return load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
+
+
+def phi(x: Tile) -> tuple[Tile, Tile]:
+    """The softmax of x [rows, n] along n, and that of -x."""
+    x = x * LOG2E
+    high, low = exp2(x - max_along(x, "n")), exp2(min_along(x, "n") - x)
+    return high * (1.0 / sum_along(high, "n")), low * (1.0 / sum_along(low, "n"))
+
+
+def reference(values: Mapping[str, NDArray[np.floating]], scale: float) -> Wide:
+    """o in float64, from the arrays by name."""
+    wide = {name: np.asarray(one, np.float64) for name, one in values.items() if name != "o"}
+    count = int(wide["q"].shape[1])
+    n = np.arange(count)
+    m = n[:, None]
+    near = (n <= m) & (n // CHUNK >= m // CHUNK - 1)
+    s = np.where(near, np.einsum("bmhd,bnhd->bhmn", wide["q"], wide["k"]) * scale, -np.inf)
+    weights = wide["window"][:, None, None] * np.exp(s - s.max(-1, keepdims=True))
+
+    def mapped(name: str) -> Wide:
+        x = np.einsum("brhd,hdf->brhf", wide[name], wide[f"{name}_map"])
+        parts = [np.exp(y - y.max(-1, keepdims=True)) for y in (x, -x)]
+        return np.concatenate([y / y.sum(-1, keepdims=True) for y in parts], -1)
+
+    linear = np.einsum("bmhf,bnhf->bhmn", mapped("q"), mapped("k"))
+    weights = weights + wide["linear"][:, None, None] * np.where((n <= m) & ~near, linear, 0.0)
+    weights = weights / weights.sum(-1, keepdims=True)
+    return np.einsum("bhmn,bnhe->bmhe", weights, wide["v"])
