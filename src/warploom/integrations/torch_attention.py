@@ -160,7 +160,7 @@ def _between(config: BackwardConfig, lse: Any) -> dict[str, Any]:
     vectors = make((2, *config.vectors_shape(lse.shape)))
     if not config.sums:
         vectors = vectors[..., : lse.shape[-1]]
-    found = dict(zip(("base", "delta"), vectors, strict=True))
+    found: dict[str, Any] = dict(zip(("base", "delta"), vectors, strict=True))
     if config.sums:
         found["dq_sum"] = make(config.sums_shape(lse.shape))
     if config.deterministic and config.sums:
