@@ -282,7 +282,7 @@ class StepCode:
         here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
         # Numbers are read before slots are waited for, so that nobody waits for both.
         fills = {one.stage: one for one in codes if isinstance(one, steps.Fill)}
-        if self.plan.reads_ahead and fills and loop.reads:
+        if self.plan.reads_ahead and fills and loop.reads and role.loads:
             lines = self._reads_ahead(loop, code.section, base)
         else:
             lines = [
