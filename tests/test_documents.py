@@ -48,7 +48,7 @@ INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
 SHORTER = {"tune": "--budget 1s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
 SEARCHES = re.compile(r"optimize \S+\.py:\S+ (?!.*--(space|effort))")  # gets --effort quick
-QUICK = 0.2  # seconds that a quick search has here: it tries a few points
+QUICK = 0.5  # seconds that a quick search has here: it tries a few points
 
 
 WRITING = ("-o", "--svg", "--json", "--trace", "--build")  # each with the place it writes to

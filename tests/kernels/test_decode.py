@@ -37,7 +37,11 @@ CASES = {
     ),
     "8 bits, pages of 128": (DecodeConfig(dtype=t.E4M3, page=128, part=128), (300, 128), 2),
     "latent": (replace(LATENT, group=20, causal=True), (150, 0, 70), 2),
-    "latent, pages, one part": (replace(LATENT, group=70, page=64, split=False), (130, 33), 1),
+    "latent, pages, one part": (
+        replace(LATENT, group=70, page=64, split=False, twin=True),
+        (130, 33),
+        1,
+    ),
     "latent, 8 bits": (replace(LATENT, group=20, dtype=t.E4M3, causal=True), (150, 0, 70), 2),
     "latent, 8 bits, pages, one part": (
         replace(LATENT, group=70, dtype=t.E4M3, page=16, split=False),

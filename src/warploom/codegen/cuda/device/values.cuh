@@ -15,6 +15,21 @@ DEVICE unsigned pack_fp16(float low, float high) {
   return x;
 }
 
+//@ product_bf16
+// Of the elements of two pairs; what is added is -0, which changes none.
+DEVICE unsigned product_bf16(unsigned a, unsigned b) {
+  unsigned x;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000u));
+  return x;
+}
+
+//@ product_fp16
+DEVICE unsigned product_fp16(unsigned a, unsigned b) {
+  unsigned x;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(0x80008000u));
+  return x;
+}
+
 //@ pack_e4m3
 DEVICE unsigned pack_e4m3(float a, float b, float c, float d) {
   unsigned x;
