@@ -166,6 +166,14 @@ def test_where_the_usual_form_is_refused_others_are_tried() -> None:
     assert found[0].rules == ("swap_operands",) and () in [one.rules for one in found[:4]]
 
 
+def test_sizes_that_do_not_fit_one_rewrite_are_candidates_without_it() -> None:
+    """200 columns are no rows of three groups, which swapped operands would make them."""
+    candidates = Candidates(Space(GEMM, {"tile_m": "192", "tile_n": "200"}), PRODUCT, "h200")
+    (settings,) = candidates.space.sizes()
+    assert candidates.ideal(settings) < float("inf")
+    assert next(candidates.first()).rules == ()
+
+
 def test_what_spills_is_tried_in_fewer_groups() -> None:
     space = Space(FILE, {"rows_of_a_tile": "128", "keys_of_a_tile": "64", "dim": "64"})
     candidates = Candidates(space, SIZES, "h200")
