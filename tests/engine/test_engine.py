@@ -208,9 +208,10 @@ def test_an_estimate_knows_what_was_tried_and_doubts_what_is_far(space) -> None:
     mean, off = asked.asked([point, far])
     assert mean[0] == mean[1] and off[0] == off[1]
     asked.add(point, 150.0)
+    asked.add(replace(point, order="overlapped"), 130.0)
     asked.add(far, None)  # refused: as slow as the slowest
     mean, off = asked.asked([point, near, replace(point, order="lcsf"), far])
-    assert np.exp(mean[0]) == pytest.approx(150.0, rel=1e-3) == np.exp(mean[3])
+    assert np.exp(mean[0]) == pytest.approx(150.0, rel=5e-3) == np.exp(mean[3])
     assert off[0] < 0.02 < off[1] < off[2]
 
 
