@@ -303,9 +303,8 @@ def _own_columns(
 
 
 def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
-    """The vectors along some axes that loops load for elementwise ops and nothing writes."""
-    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
-    loads = {op.dst.name: op.dst.type for op in inside if op.kind == "load" and op.dst}
+    """The vectors along some axes that are loaded for elementwise ops and that nothing writes."""
+    loads = {op.dst.name: op.dst.type for op in program.ops() if op.kind == "load" and op.dst}
     writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
     other = {
         src.name
