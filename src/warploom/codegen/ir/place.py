@@ -43,6 +43,7 @@ from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.dtypes import FP8
 from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
+from warploom.tile.typing import QUAD_PLACES
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
 SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registers
@@ -63,7 +64,7 @@ class Placement:
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
     splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
-                axis of a staged tile
+                axis of a staged tile, or their columns where a group would have less than 64 rows
     common      the staged tiles of which every group leaves its part in one region; of a second
                 operand whose columns are cut, each group has its own in its own
     led         the ops that the first group alone does, by number
@@ -195,7 +196,7 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     _check_readers(program, shared, fusion)
     _check_reads(program, shared)
     rows, cols = _axes(program, shared, fusion)
-    splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
+    splits = _splits(program, split, staged, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     own = _own_columns(program, staged, splits)
     common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
@@ -236,7 +237,9 @@ def _typed(op: Op) -> TileType:
     return op.dst.type
 
 
-def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> frozenset[str]:
+def _splits(
+    program: Program, split: str, staged: Mapping[str, SharedTile], parts: int
+) -> frozenset[str]:
     """The axes that are cut over the groups (`Placement.splits`)."""
     found, before = {split} - {""}, set[str]()
     while found != before:
@@ -244,7 +247,8 @@ def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> f
         for op in program.ops():
             reads = op.kind == "mma" and any(var.name in staged for var in op.srcs[:2])
             if reads and op.dst is not None and contracted(op) in found:
-                found.add(op.dst.type.names[0])
+                fitting = [n for n, k in op.dst.type.axes if k % (parts * ROWS_PER_GROUP) == 0]
+                found.add((fitting or op.dst.type.names)[0])
     return frozenset(found)
 
 
@@ -261,9 +265,8 @@ def _own_columns(
 
 
 def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
-    """The vectors along some axes that loops load for elementwise ops and nothing writes."""
-    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
-    loads = {op.dst.name: op.dst.type for op in inside if op.kind == "load" and op.dst}
+    """The vectors along some axes that are loaded for elementwise ops and that nothing writes."""
+    loads = {op.dst.name: op.dst.type for op in program.ops() if op.kind == "load" and op.dst}
     writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
     other = {
         src.name
@@ -288,6 +291,12 @@ def _brought(load: Op) -> SharedTile:
         raise InputError(
             f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin "
             f"at multiples of {CHUNK} B; let the compute groups load it"
+        )
+    fragments = load.array is not None and load.array.fragments
+    if fragments and (multiple_of(start) % QUAD_PLACES or load.dst.type.shape[0] % QUAD_PLACES):
+        raise InputError(
+            f"{load.where}: {load.dst} from {start} on, of an array in fragments: expected "
+            f"multiples of {QUAD_PLACES} elements"
         )
     try:
         return vector_tile(load.dst.type)
