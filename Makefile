@@ -51,7 +51,7 @@ test: env lint unit  ## everything that needs no GPU: lint, types, import contra
 lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --threads
 	$(BIN)/lint-imports
 
 unit: env

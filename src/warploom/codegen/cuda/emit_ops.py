@@ -33,6 +33,7 @@ from warploom.errors import InputError
 from warploom.tile import Op, TileType, Var
 from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
+from warploom.tile.typing import QUAD_PLACES
 
 Names = dict[str, str]
 ALONG_COLUMNS = {"argmax": argmax_lines, "cumsum": cumsum_lines, "slice": slice_lines}
@@ -103,18 +104,33 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
         text = values.expression(op, at, names, rounds=not packed)
         return text if packed else rounded(op, text)
 
-    return _assign(values, op.dst, value)
+    lines = _assign(values, op.dst, value)
+    if not (vectors := values.fragments_of(op)):
+        return lines
+    reads = [line for var in vectors for line in _quads_read(var)]
+    return ["{", *indent([*reads, *lines]), "}"]
+
+
+def _quads_read(var: Var) -> list[str]:
+    """A thread's columns of a vector in fragments, four of 16 in one access."""
+    count, own = var.type.shape[0] // QUAD_PLACES, f"{var.name}_own"
+    at = f"smem_address({var.name}_slot) + n * {4 * QUAD_PLACES} + thread_col * 8"
+    return [
+        f"float {own}[{4 * count}];",
+        *unrolled("n", count),
+        f"    read_quad(&{own}[4 * n], {at});",
+    ]
 
 
 def spread_lines(values: Values, op: Op, names: Names) -> list[str]:
     """Each thread loads its elements of a vector that the group shares."""
     assert op.dst is not None
     length, name = op.dst.type.shape[0], c_name(op.dst.name)
-    read = f"{name}[n] = {values.load(op, At('spread', i='column'), names)};"
+    read = f"{name}[piece] = {values.load(op, At('spread', i='column'), names)};"
     return [
-        *unrolled("n", values.pieces(op.dst.type)),
+        *unrolled("piece", values.pieces(op.dst.type)),
         "{",
-        f"  const int column = threadIdx.x % {GROUP} + n * {GROUP};",
+        f"  const int column = threadIdx.x % {GROUP} + piece * {GROUP};",
         f"  if (column < {length}) {read}",
         "}",
     ]
