@@ -14,10 +14,10 @@ from warploom import tile as t  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
 from warploom.integrations import torch_decode, torch_program  # noqa: E402
 from warploom.integrations.torch_decode import attention_with_kvcache  # noqa: E402
+from warploom.kernels.attention.combine import combine  # noqa: E402
 from warploom.kernels.attention.decode import (  # noqa: E402
     PART,
     DecodeConfig,
-    combine,
     decode,
     planned,
 )

@@ -126,11 +126,11 @@ def spread_lines(values: Values, op: Op, names: Names) -> list[str]:
     """Each thread loads its elements of a vector that the group shares."""
     assert op.dst is not None
     length, name = op.dst.type.shape[0], c_name(op.dst.name)
-    read = f"{name}[n] = {values.load(op, At('spread', i='column'), names)};"
+    read = f"{name}[piece] = {values.load(op, At('spread', i='column'), names)};"
     return [
-        *unrolled("n", values.pieces(op.dst.type)),
+        *unrolled("piece", values.pieces(op.dst.type)),
         "{",
-        f"  const int column = threadIdx.x % {GROUP} + n * {GROUP};",
+        f"  const int column = threadIdx.x % {GROUP} + piece * {GROUP};",
         f"  if (column < {length}) {read}",
         "}",
     ]

@@ -32,6 +32,8 @@ FLOAT_OPS = {
     "reciprocal": "rcp_fast({0})",
     "tanh": "tanh_fast({0})",
     "erf": "erf_fast({0})",
+    "gelu": "gelu_fast({0})",
+    "gelu_tanh": "gelu_tanh_fast({0})",
     "sin": "sin_of({0})",
     "cos": "cos_of({0})",
     "abs": "fabsf({0})",
