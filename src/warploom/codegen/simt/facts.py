@@ -42,6 +42,7 @@ class SimtFacts:
     picks, idle     sums that are one element each, and ops that have no code for that
     weighted        sums of exponentials that take one exchange
     blocks_of_words random bits whose blocks a thread has whole
+    once            loads of what no other task loads
     stored_only     variables that only stores read, which round them
     stored, loaded  arrays that are written and read: what other threads of the block stored is read
                     only after all of them did
@@ -58,6 +59,7 @@ class SimtFacts:
     idle: frozenset[int]
     weighted: WeightedSums
     blocks_of_words: frozenset[int]
+    once: frozenset[int]
     stored_only: frozenset[str]
     stored: frozenset[str]
     loaded: frozenset[str]
@@ -92,8 +94,8 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     found, idle = picks(program, forms)
     return SimtFacts(
         layout, forms, tuple(parameters), shared, cluster_at if room else None, rings, early,
-        found, idle, weighted, _blocks_of_words(program, layout, forms), _stored_only(program),
-        stored, loaded,
+        found, idle, weighted, _blocks_of_words(program, layout, forms), _once(program),
+        _stored_only(program), stored, loaded,
     )  # fmt: skip
 
 
@@ -146,6 +148,16 @@ def _blocks_of_words(program: Program, layout: Layout, forms: Mapping[str, str])
         and layout.schedule.vector % WORDS == 0 and forms[op.srcs[1].name] == COL
         and (start := starts.get(op.srcs[1].name)) is not None and multiple_of(start) % WORDS == 0
     )  # fmt: skip
+
+
+def _once(program: Program) -> frozenset[int]:
+    """Loads whose range depends on every index of the grid and of the loops around them."""
+    axes = {name for name, _ in program.grid}
+    loads = [op for op in program.ops() if op.kind == "load"]
+    used = {
+        op.id: frozenset[str]().union(*(span.start.symbols() for span in op.spans)) for op in loads
+    }
+    return frozenset(op.id for op in loads if axes <= used[op.id])
 
 
 def _stored_only(program: Program) -> frozenset[str]:

@@ -36,7 +36,6 @@ from warploom.tile import (
     max_along,
     maximum,
     philox,
-    read,
     rsqrt,
     scalar,
     sigmoid,
@@ -216,11 +215,7 @@ def _of_class(rows: Rows) -> tuple[Tile, Tile]:
 
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
-    if rows.config.rows == 1:  # one load is less than a comparison and a sum of every element
-        place = read(rows.arrays["target"], rows.first, 0)
-        chosen = load(rows.arrays["x"], rows.rows, place).cast(FP32)
-    else:
-        chosen = sum_along(where(own, x, 0.0), "n")
+    chosen = sum_along(where(own, x, 0.0), "n")
     top = max_along(x, "n")
     lse = top + log(sum_along(exp2(x * LOG2E - top * LOG2E), "n"))
     rows.put("lse", lse)
