@@ -52,7 +52,7 @@ LOG2E = 1.4426950408889634
 SQRT_HALF = 0.7071067811865476
 DENSITY = 0.3989422804014327  # of the normal distribution at 0
 SUMMED = (32, 32)  # rows and columns that a task of `column_sums` takes at a time
-PIECE = 4096  # columns of a task where a row can be cut
+PIECE = 2048  # columns of a task where a row can be cut
 LINE = 16  # elements that lines are multiples of at most
 IGNORED = -100  # torch's class that a loss leaves out
 

@@ -234,7 +234,7 @@ class _Printer:
 
     def _fetch(self, op: Op) -> list[str]:
         access, name = self._access(op), self._lines(op)
-        early, once = op.id in self.facts.ahead.first, op.id in self.facts.once
+        early, once = op.id in self.facts.early, op.id in self.facts.once
         return [access.declared(name), *access.load_lines(name, early, once)]
 
     def _op(self, op: Op) -> list[str]:
