@@ -248,7 +248,7 @@ def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
         kernel=case,
         shape=f"{ELEMENTS // columns} x {columns}",
         dtype="bf16",
-        **kb.provenance(),
+        **{**kb.provenance(), "command": f"python -m bench.row_ops run '{case}:{columns}'"},
         compiler=built_rows(config(case, columns)).resources.compiler,
         unit="TB/s",
         better="higher",
