@@ -51,11 +51,11 @@ test: env lint unit  ## everything that needs no GPU: lint, types, import contra
 lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --threads
 	$(BIN)/lint-imports
 
 unit: env
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal --durations=20
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' --ignore=tests/gpu -n 2 --dist worksteal --durations=20
 
 versions: env  ## the wheel, its commands and a part of the tests under the other Pythons of this computer (minutes)
 	$(BIN)/python -m tests.versions

@@ -6,9 +6,9 @@
     python -m bench.attention_backward merge FILE...    sittings into bench/results
 
 `bench/sitting.py` says what a sitting is. A call is all that a backward pass does, from o, lse and
-dO to dq, dk and dv: ours are three kernels one after another, and `deterministic` the ones whose
-sums have one order. Operations: 10 * batch * heads * head_dim * pairs of a query and a key it sees
-(half when causal).
+dO to dq, dk and dv: ours are three kernels one after another. Deterministic cases are of sums that
+have one order, beside libraries that promise the same. Operations: 10 * batch * heads * head_dim *
+pairs of a query and a key it sees (half when causal).
 """
 
 from __future__ import annotations
@@ -47,20 +47,29 @@ MASKS = ("full", "causal")
 CASES = (
     *(f"{d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
     *(f"{d} {m} {n}" for d in (96, 256) for m in MASKS for n in (1024, 4096, 16384)),
+    *(f"{d} {m} {n} deterministic" for d in (128, 64) for m in MASKS for n in (1024, 4096, 16384)),
     *(f"128 {m} {n} grouped" for m in MASKS for n in (1024, 4096, 16384)),
+    *(f"{d} causal {n} window" for d in (128, 64) for n in (4096, 16384)),
     *(f"{d} causal {lengths} packed" for d in (128, 64) for lengths in cases.PACKED),
 )
 GROUP = 4  # query heads of a key head in the grouped cases
+WINDOW = 1024  # keys that a row sees in the cases with a window
 DEFAULT, SAME = "default", "deterministic"
-# How the loop may be written; with a causal mask, in pairs of tasks or by the next free SM.
-STYLES = {"late": Style(True, False), "plain": Style(False, False), "ahead": Style(False, True)}
+# How the loop may be written: every one is timed, and has a row where it is what users get.
+STYLES = {
+    "late": Style(late=True, fenced=True),
+    "late apart": Style(late=True, fenced=True, apart=True),
+    "late taken": Style(late=True, fenced=True, taken=True),
+    "plain taken": Style(taken=True),
+    "ahead taken": Style(ahead=True, taken=True),
+}
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A head size, a mask, a length or the name of the lengths of packed sequences, and whether
-    query heads share key heads."""
+    """A head size, a mask, a length or the name of lengths of packed sequences, and what else is
+    special about it."""
 
     name: str
 
@@ -73,6 +82,8 @@ class Case:
             causal=mask == "causal",
             group=GROUP if "grouped" in kind else 1,
             packed="packed" in kind,
+            window=WINDOW if "window" in kind else None,
+            deterministic=SAME in kind,
         )
 
     @property
@@ -95,40 +106,32 @@ class Case:
         """Operations of a call."""
         _, heads, _, depth = self.shape
         pairs = sum(n * n for n in self.lengths) * (0.5 if self.config.causal else 1.0)
+        if window := self.config.window:
+            pairs = sum(n * window - window * window / 2 for n in self.lengths)
         return 10.0 * heads * depth * pairs
 
 
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired} {config.split} {config.packed}"
-    style = "".join(str(int(x)) for x in config.written)
+    kind = f"{config.deterministic} {config.paired} {config.split} {config.packed} {config.window}"
+    style = "".join(str(int(x)) for x in config.written) if part == "main" else ""
     name = f"d{config.head_dim} {mask} {config.group} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
 
 
 def configs(case: Case) -> dict[str, BackwardConfig]:
-    """Our candidates: the kernel whose sums have one order, and every style of the other."""
-    own, rows = case.config, case.shape[2]
-    found = {} if own.long else {SAME: fitted(replace(own, deterministic=True), rows, rows)}
-    if own.long or own.packed or own.depth == 96:
-        return {DEFAULT: fitted(own, rows, rows), **found}
-    for name, style in STYLES.items():
-        one = fitted(replace(own, style=style), rows, rows)
-        found |= (
-            {f"{name} pairs": replace(one, paired=True), f"{name} next": replace(one, paired=False)}
-            if own.causal
-            else {name: one}
-        )
-    return found
+    """Our candidates: every style where nothing is special about the case."""
+    own = fitted(case.config, case.shape[2], case.shape[2])
+    if own.depth not in (64, 128) or len(case.name.split()) > 3:
+        return {DEFAULT: own}
+    return {name: replace(own, style=style) for name, style in STYLES.items()}
 
 
 def default(case: Case) -> str:
     """The candidate that a user gets."""
-    found = configs(case)
-    one = fitted(case.config, case.shape[2], case.shape[2])
-    own = replace(one, style=one.written)
-    return next(n for n, c in found.items() if n != SAME and replace(c, style=c.written) == own)
+    written = fitted(case.config, case.shape[2], case.shape[2]).written
+    return next(name for name, config in configs(case).items() if config.written == written)
 
 
 def build_all() -> None:
@@ -153,7 +156,9 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
         return packed.own_call(torch, config, data, loaded)
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
-    arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
+    if not config.sums:
+        vectors = vectors[..., :rows]
+    arrays = {**data, "base": vectors[0], "delta": vectors[1]}
     if config.sums:
         room = config.sums_shape(data["lse"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
@@ -179,11 +184,11 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
 
 def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> dict[str, Call]:
     """cuDNN through torch, and FlashAttention-4, on the same output and lse. Torch gives cuDNN as
-    many key heads as query heads, so that grouped cases are without it."""
+    many key heads as query heads, no window and no order of sums: such cases are without it."""
     q, k, v, do = (data[name] for name in ORDER)
     if config.packed:
         return {FA4: packed.flash_attention(config, data)}
-    if config.group > 1:
+    if config.group > 1 or config.window or config.deterministic:
         return {FA4: _flash_attention(config, data)}
     forward = torch.ops.aten._scaled_dot_product_cudnn_attention
     back = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
@@ -206,7 +211,11 @@ def _flash_attention(config: BackwardConfig, data: Mapping[str, Any]) -> Call:
 
     def four() -> Any:
         function = importlib.import_module("flash_attn.cute.interface")._flash_attn_bwd
-        found = function(*swapped, data["lse"], config.factor, config.causal)
+        options = {"causal": config.causal, "deterministic": config.deterministic}
+        if config.window:
+            options |= {"causal": False, "window_size_left": config.window - 1}
+            options |= {"window_size_right": 0}
+        found = function(*swapped, data["lse"], config.factor, **options)
         return tuple(x.transpose(1, 2) for x in found[:3])
 
     return four
@@ -226,11 +235,36 @@ def operands(torch: Any, case: Case, dry: bool) -> dict[str, Any]:
     if dry:
         lse = torch.zeros(shape[:3])
         return {**data, "o": torch.zeros_like(data["q"]), "lse": lse}
+    if case.config.window:
+        return data | _windowed(torch, case.config, data)
     wide = [data[name].repeat_interleave(group, 1) for name in ("k", "v")]
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         data["q"], *wide, None, True, 0.0, case.config.causal, False
     )
     return {**data, "o": out, "lse": lse.reshape(shape[:3]).float().contiguous()}
+
+
+def _windowed(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> dict[str, Any]:
+    """o and lse of rows that see a window, in fp32, as many rows at a time as it has keys."""
+    (q, k, v), width = (data[x].float() for x in "qkv"), config.window or 1
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+    for first in range(0, q.shape[2], width):
+        low, high = max(0, first - width), first + width
+        scores = config.factor * q[:, :, first:high] @ k[:, :, low:high].mT
+        hidden = _hidden(torch, config, scores.shape[-2:], first - low, q.device)
+        scores = scores.masked_fill(hidden, -math.inf)
+        lse[:, :, first:high] = torch.logsumexp(scores, -1)
+        out[:, :, first:high] = torch.softmax(scores, -1) @ v[:, :, low:high]
+    return {"o": out.to(data["q"].dtype), "lse": lse}
+
+
+def _hidden(
+    torch: Any, config: BackwardConfig, shape: tuple[int, int], first: int, device: Any
+) -> Any:
+    """Which keys rows do not see, the first of which is at position `first`."""
+    everything = torch.ones(shape, dtype=torch.bool, device=device)
+    hidden = everything.triu(first + 1)
+    return hidden | everything.tril(first - config.window) if config.window else hidden
 
 
 def expected(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -239,7 +273,7 @@ def expected(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> tup
     q, k, v, do = (data[x][:1, : config.group if x in ("q", "do") else 1].double() for x in ORDER)
     scores = config.factor * q @ k.transpose(-1, -2)
     if config.causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        hidden = _hidden(torch, config, scores.shape[-2:], 0, q.device)
         scores = scores.masked_fill(hidden, -math.inf)
     weights = torch.softmax(scores, -1)
     delta = (do * (weights @ v)).sum(-1, keepdim=True)
@@ -282,25 +316,26 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     data = operands(torch, case, options.dry)
     part = packed.first_sequence(data) if case.config.packed and not options.dry else data
     want = expected(torch, case.config, part)
-    built = {n: Built.read(folder(c, parts(c)[1])) for n, c in configs(case).items()}
+    candidates = configs(case)
+    own = candidates[default(case)]
+    built = Built.read(folder(own, parts(own)[1]))
     refused: dict[str, str] = {}
-    runs: dict[str, int] = {}
+    runs = 0
     off: dict[str, list[float]] = {}
     if options.dry:
-        ours: dict[str, Call] = {n: (lambda: None) for n in built}
+        ours: dict[str, Call] = dict.fromkeys(candidates, lambda: None)
         bases: dict[str, Call] = {n: (lambda: None) for n in (FA4, CUDNN)}
         checks = dict.fromkeys(ours, "pass")
         timer: st.Timer = st.Dry({**bases, **ours})
     else:
-        ours = {n: own_call(torch, c, data) for n, c in configs(case).items()}
+        ours = {name: own_call(torch, config, data) for name, config in candidates.items()}
         bases, refused = usable(torch, library_calls(torch, case.config, data))
         off = {n: errors(call(), want) for n, call in {**bases, **ours}.items()}
         bases = {n: call for n, call in bases.items() if max(off[n]) < WRONG}
         checks = {n: "pass" if max(off[n]) < WRONG else f"fail {off[n]}" for n in ours}
-        if case.shape[2] == min(cases.LENGTHS):
-            same = {n: c for n, c in configs(case).items() if c.deterministic}
-            runs = {n: equal_runs(torch, c, data) for n, c in same.items()}
-            checks |= {n: f"fail: run {k} differs" for n, k in runs.items() if k < REPEATS}
+        if own.deterministic and case.shape[2] == min(cases.LENGTHS):
+            runs = equal_runs(torch, own, data)
+            checks |= {DEFAULT: f"fail: run {runs} differs"} if runs < REPEATS else {}
         timer = st.Gpu(torch, {**bases, **ours})
     ran = [b for b in bases if b in timer.names]
     if not ran:
@@ -311,7 +346,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         "dtype": case.config.dtype.name,
         "candidate": default(case),
         "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
-        "compiler": built[default(case)].resources.compiler,
+        "compiler": built.resources.compiler,
         "work": case.work,
         "baselines": ran,
         "refused": refused | timer.refused,
@@ -329,24 +364,21 @@ def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
     name = row.kernel.removeprefix(f"{CLAIM} ")
     named = {"ours": name, **{b: b for b in case["baselines"]}}
     found = {key: [round(x, 6) for x in case["errors"][n]] for key, n in named.items()}
-    runs = {"equal runs": case["equal runs"][name]} if name in case["equal runs"] else {}
-    return replace(
-        row,
-        kernel=f"{CLAIM} {SAME if name == SAME else DEFAULT}",
-        checks={**row.checks, "errors of dq, dk, dv": found, **runs},
-        notes=row.notes if name in (SAME, DEFAULT) else f"{row.notes}; {name}",
-    )
+    runs = {"equal runs": case["equal runs"]} if case["equal runs"] else {}
+    kind = SAME if SAME in case["name"] else DEFAULT
+    checks = {**row.checks, "errors of dq, dk, dv": found, **runs}
+    notes = row.notes if name == DEFAULT else f"{row.notes}; {name}"
+    return replace(row, kernel=f"{CLAIM} {kind}", checks=checks, notes=notes)
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there: of the candidates that are no default
-    there is none."""
+    """The rows of sittings, in place of all that were there; what is no default has none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
     seen = {case["name"]: case for path in paths for case in st.read_sitting(path)[1]}
-    users = {name: (f"{CLAIM} {default(Case(name))}", f"{CLAIM} {SAME}") for name in seen}
-    rows = [with_errors(row, seen[row.shape]) for row in rows if row.kernel in users[row.shape]]
+    rows = [row for row in rows if row.kernel == f"{CLAIM} {default(Case(row.shape))}"]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
-    write_rows(results / "attention_backward.json", st.with_note(rows, note))
+    rows = st.with_note([with_errors(row, seen[row.shape]) for row in rows], note)
+    write_rows(results / "attention_backward.json", rows)
     print(f"{len(rows)} rows from {len(paths)} sittings")
     for line in short:
         print(f"left out: {line}")

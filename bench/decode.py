@@ -44,12 +44,11 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import LATENT as LATENT_COLUMNS
 from warploom.kernels.attention.decode import (
     DecodeConfig,
     Plan,
-    combine,
-    combine_schedule,
     decode,
     decode_policy,
     planned,

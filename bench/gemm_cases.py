@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -165,6 +166,7 @@ OTHERS: dict[str, tuple[GemmConfig, tuple[tuple[int, int, int], ...]]] = {
     "promoted": (PROMOTED, ((8192, 8192, 8192), (4096, 4096, 4096))),
     "leaky": (LEAKY, tuple((n, n, n) for n in (2048, 4096, 8192, 16384))),
     "gelu": (GemmConfig(bias=True, activation="gelu"), ((8192, 8192, 2048),)),
+    "gelu_tanh": (GemmConfig(bias=True, activation="gelu_tanh"), ((8192, 8192, 2048),)),
     "batched": (GemmConfig(batched=True), ((2048, 2048, 2048),)),
 }
 
@@ -271,6 +273,7 @@ def expected(torch: Any, config: GemmConfig, v: dict[str, Any], rows: Any, wide:
         x = x + v["bias"].to(wide)
     f = torch.nn.functional
     table = {"relu": f.relu, "leaky_relu": f.leaky_relu, "gelu": f.gelu, "silu": f.silu}
+    table["gelu_tanh"] = functools.partial(f.gelu, approximate="tanh")
     x = table[config.activation](x) if config.activation != "none" else x
     if config.dual:
         x = x * product("b2")

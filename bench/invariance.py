@@ -1,22 +1,26 @@
 """Claim `invariance`: the same bits in any batch, and what they cost.
 
     python -m bench.invariance build DIR               our kernels into the cache DIR, without a GPU
-    python -m bench.invariance run DIR --out OUT       on the GPU machine
+    python -m bench.invariance run DIR --out OUT       on the GPU machine; with --seconds no case
+                                                       takes more than its share of them
     python -m bench.invariance merge FILES             into bench/results/invariance.json
 
 A case is one of `bench.decode`, whose sequences stand alone first, each with a cache just as long
 as it needs, and then in `BATCHES` random batches: so many of them, in any order, some twice, in
 caches of any room. `gemm NxK` has rows for sequences. A row of the results counts the batches in
-which a bit of any result differs from alone (`checks.differing`), and those of the fastest form
-(`checks.otherwise`); `ours` is the rate of the batch invariant form beside the fastest.
+which a bit of any result differs from alone (`checks.differing`), and how many do of some batches
+of the fastest form (`checks.otherwise`), whose GEMMs have one of few numbers of rows, each a choice
+among all variants; `ours` is the rate of the batch invariant form beside the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,20 +34,19 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.torch_op import NOMINAL_ROWS
+from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import (
     PART,
-    combine,
-    combine_schedule,
     decode,
     decode_policy,
     planned,
 )
 from warploom.kernels.gemm import program as gemm
-from warploom.kernels.gemm.variant import choose_gemm
+from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "invariance.json"
-BATCHES = 10_000
+BATCHES, FEWER = 10_000, 500  # of the invariant form and of the fastest
 DECODE = (
     "page16 16x4096 32/8 d128",
     "page64 4x4096 32/8 d128",
@@ -54,6 +57,8 @@ DECODE = (
 GEMMS = ("gemm 4096x4096", "gemm 6144x16384")
 CASES = (*DECODE, *GEMMS)
 ROWS = 512  # of a GEMM, at most
+CHOSEN = (1, 3, 8, 16, 33, 64, 96, 128, 256, 384, ROWS)  # of the fastest form of a GEMM
+LIKELY = 3  # variants of a shape of which one may be chosen
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # of which every number of parts is at most one
 Draw = Callable[[random.Random, bool], tuple[Any, Any]]  # with a form: (results, alone)
 
@@ -76,12 +81,12 @@ def gemm_sizes(name: str) -> tuple[int, int]:
 
 
 def build_all(names: tuple[str, ...]) -> None:
-    """Compile what the cases need; of a GEMM, for every number of rows."""
+    """Compile what the cases need."""
     for name in names:
         if name in GEMMS:
-            for rows in range(1, ROWS + 1):
+            for rows in {NOMINAL_ROWS, *CHOSEN}:
                 _build_gemm(rows, *gemm_sizes(name))
-            _build_gemm(NOMINAL_ROWS, *gemm_sizes(name))
+            print(name, flush=True)
             continue
         case = Case(name)
         equal = plan_of(replace(case.config, part=PART), case)
@@ -94,13 +99,19 @@ def build_all(names: tuple[str, ...]) -> None:
 
 
 def _build_gemm(m: int, n: int, k: int) -> str:
-    """Compile what a shape gets; gives the compiler."""
-    choice = choose_gemm(m, n, k, sliced=True)
-    config = choice.config(gemm.GemmConfig())
-    if config.workspace:
-        build(gemm.combine(config), gemm.combine_schedule(config))
-    built = build(gemm.gemm(config), choice.schedule(config), allow=choice.allow)
-    return built.resources.compiler
+    """Compile what a shape gets, and what comes next: sums of floats, and so a choice between two
+    that are as fast, differ between versions of Python. Gives the compiler."""
+    base, sizes = gemm.GemmConfig(), {"m": m, "n": n, "k": k, "batch": 1}
+    kind = GEMM.kind(base)
+    names = [name for name in kind.replays if GEMM.variants[name].takes(base)]
+    next_ones = (GEMM.variants[one] for one in GEMM.fastest(kind, names, base, sizes, LIKELY))
+    compiler = ""
+    for choice in (*next_ones, choose_gemm(m, n, k, sliced=True)):
+        config = choice.config(base)
+        if config.workspace:
+            compiled(gemm.combine(config), gemm.combine_schedule(config))
+        compiler = choice.selected(base).build().resources.compiler
+    return compiler
 
 
 def decode_forms(torch: Any, name: str) -> Forms:
@@ -159,7 +170,8 @@ def gemm_forms(torch: Any, name: str) -> Forms:
     }
 
     def draw(draws: random.Random, form: bool) -> tuple[Any, Any]:
-        picked = [draws.randrange(ROWS) for _ in range(draws.randint(1, ROWS))]
+        count = draws.randint(1, ROWS) if form else draws.choice(CHOSEN)
+        picked = [draws.randrange(ROWS) for _ in range(count)]
         index = torch.tensor(picked, device="cuda")
         return operator.gemm(a[index], b, batch_invariant=form), alone[form][index]
 
@@ -170,19 +182,23 @@ def gemm_forms(torch: Any, name: str) -> Forms:
     return Forms(draw, calls, 2 * ROWS * n * k * 1e-9, _build_gemm(NOMINAL_ROWS, n, k))
 
 
-def differing(torch: Any, forms: Forms, form: bool, batches: int) -> int:
-    """The random batches in which some bit differs; counted on the GPU."""
+def differing(torch: Any, forms: Forms, form: bool, batches: int, until: float) -> tuple[int, int]:
+    """(random batches in which some bit differs, counted on the GPU; batches until that time)."""
     draws, count = random.Random(0), torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(batches):
+    for number in range(batches):
+        if time.monotonic() > until:
+            return int(count), number
         got, want = forms.draw(draws, form)
         count += (got.view(torch.int16) != want.view(torch.int16)).any()
-    return int(count)
+    return int(count), batches
 
 
-def measured(torch: Any, name: str, batches: int) -> Evidence:
-    """One case, counted and timed."""
+def measured(torch: Any, name: str, batches: int, seconds: float) -> Evidence:
+    """One case, counted for so many seconds at most, and timed."""
+    until = time.monotonic() + seconds
     forms = (gemm_forms if name in GEMMS else decode_forms)(torch, name)
-    counts = {form: differing(torch, forms, form, batches) for form in (True, False)}
+    otherwise, some = differing(torch, forms, False, min(FEWER, batches), until)
+    differ, done = differing(torch, forms, True, batches, until)
     gpu = sitting.Gpu(torch, forms.calls)
     gpu.again("fastest")
     bursts = sitting.measure(gpu, cases.ROUNDS, False, 0)["bursts"]
@@ -206,21 +222,22 @@ def measured(torch: Any, name: str, batches: int) -> Evidence:
         control=(same[0], same[1]),
         samples=cases.ROUNDS,
         checks={
-            "batches": batches,
-            "differing": counts[True],
-            "otherwise": counts[False],
-            "numerics": "fail" if counts[True] else "pass",
+            "batches": done,
+            "differing": differ,
+            "of the fastest form": some,
+            "otherwise": otherwise,
+            "numerics": "fail" if differ else "pass",
         },
     )
 
 
-def run(names: tuple[str, ...], batches: int, out: Path) -> None:
+def run(names: tuple[str, ...], batches: int, seconds: float, out: Path) -> None:
     """Measure; what was measured is kept as it comes."""
     torch = kb.load_torch()
     rows: list[Evidence] = []
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
-        rows.append(measured(torch, name, batches))
+        rows.append(measured(torch, name, batches, seconds / len(names)))
         print(name, rows[-1].ours, rows[-1].ratio_to_best, rows[-1].checks, flush=True)
         write_rows(out / "invariance.json", rows)
 
@@ -232,6 +249,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", type=Path, help="the cache, or files of rows to merge")
     parser.add_argument("--only", default="", help="cases that contain one of these")
     parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of counting, at most")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     args = parser.parse_args()
     if args.what == "merge":
@@ -243,7 +261,7 @@ def main() -> None:
     if args.what == "build":
         build_all(names)
     else:
-        run(names, args.batches, args.out)
+        run(names, args.batches, args.seconds, args.out)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from bench import sitting
 from warploom import machine
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.integrations.row_signatures import SIGNATURES
 from warploom.kernels.rows.choose import built_rows, sums_kernel
 from warploom.kernels.rows.program import RowConfig
 from warploom.runtime.stats import median_interval
@@ -156,7 +157,7 @@ def ours(rows: Any, case: str, given: dict[str, Any]) -> Callable[[], Any]:
         call = functools.partial(rows.logits_to_gradients, x, given["target"], given["dloss"], loss)
         return lambda: (call(), x, loss)[1:]
     op, *options = case.split()
-    known = rows.SIGNATURES[op]
+    known = SIGNATURES[op]
     with_it = {name for name in known.names if known.optional.get(name, "") in ("", *options)}
     values = {**given, "p": importlib.import_module("bench.row_formulas").P} | {
         flag: flag in options for flag in known.flags

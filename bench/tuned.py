@@ -4,9 +4,13 @@
                                      replays of the model as it is
     python -m bench.tuned --check    print only
     python -m bench.tuned build DIR          for sizes drawn with --seed: the chosen, the next ones;
-                                             with --few for products of few rows: every variant
+                                             with --few for products of few rows; with --near CASES
+                                             for cases of `bench.gemm_sitting` also points of which
+                                             one option is another: what the model puts first
     python -m bench.tuned run DIR --out OUT  on a GPU machine: rows of claim `tuned-tables`, which
-                                             time them in shuffled rounds of bursts
+                                             time them in shuffled rounds of bursts, products beside
+                                             the library; a row tells the point, which `record`
+                                             makes a variant where the table has it not
     python -m bench.tuned merge FILE         into bench/results/choices.json
 
 At every measured shape a variant is chosen as if the shape had not been measured: the loss is that
@@ -16,11 +20,12 @@ of its measured time against the best one there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -30,21 +35,29 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.attention_cases import PACKED
+from warploom.autosched.plans import variations
+from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
+from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
-from warploom.flows.record import renewed, with_rows
+from warploom.flows.record import recorded_replay, renewed, with_rows
 from warploom.kernels.attention.variants import ATTENTION
+from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import full_sizes, select
 from warploom.kernels.tuned.table import Kind, Row, Table, as_toml
+from warploom.kernels.tuned.variant import Variant
 from warploom.runtime.kernel import Kernel
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results"
 MODEL, BESIDE = "engine_model.json", "choices.json"
+CLAIM = "tuned-tables"
+DTYPES = {"fp8": "e4m3 fp8", "promoted": "e4m3 promoted"}
+WORDS = ("gelu", "gelu_tanh", "batched")  # of a row's shape
 # Of each kernel the rows of its variants; those of the model of a launch and of the sittings, which
 # know one kernel a shape, the default; then those of `run`.
 TABLES: Mapping[str, tuple[Table, tuple[str, ...]]] = {
@@ -56,6 +69,7 @@ BATCH = 3  # of the batched products of `bench.gemm`
 ROUNDS, BEST, CONTROL = 12, 2, "again"
 SHAPES, TOLD = 80, 2  # so many sizes of products drawn at random, and the fastest variants of each
 FEW_TIMED = 6  # variants of a product of few rows
+NEAR, NEAR_TIMED = 2, 8  # variants that points are near to, and points of a case
 BEYOND_L2, MOST_COPIES = 2e8, 12  # bytes of operands that alternate, and how many sets at most
 TOKENS, WIDTH = 16384, 2048  # of attention: batch * rows, heads * head size
 
@@ -97,17 +111,34 @@ def attention_time(row: Evidence) -> Time | None:
 
 def gemm_time(row: Evidence) -> Time | None:
     """What a row says of a variant of GEMM; None: it is of another kernel."""
+    if EARLIER in row.notes or not row.kernel.startswith("gemm"):
+        return None
     shape, _, what = row.shape.partition(" ")
     kinds = {"bf16": "16-bit", "e4m3 fp8": "8-bit", "e4m3 promoted": "8-bit promoted"}
     name = named(row)
-    if not row.kernel.startswith("gemm") or row.dtype not in kinds or name not in GEMM.variants:
+    if row.dtype not in kinds or name not in GEMM.variants.keys() | discovered("gemm").keys():
         return None
-    if what not in ("", "fp8", "promoted") and "default" not in row.kernel:
+    told = what in ("", "fp8", "promoted") or row.claim == CLAIM
+    if what == "gelu_tanh" or (not told and "default" not in row.kernel):
         return None
     m, n, k = map(int, shape.split("x"))
     sizes = {"m": m, "n": n, "k": k, "batch": BATCH if what == "batched" else 1}
     time = row.ours if row.unit == "us" else 2e-6 * prod(sizes.values()) / row.ours
-    return Time(kinds[row.dtype], name, sizes, time)
+    kind = "16-bit gelu" if what == "gelu" else kinds[row.dtype]
+    return Time(kind, name, sizes, time)
+
+
+@functools.cache
+def discovered(name: str) -> dict[str, Variant]:
+    """The points that rows tell of and the kernel's table does not have yet, by name."""
+    table = TABLES[name][0]
+    rows = [row for row in read_rows(RESULTS / BESIDE) if "point" in row.checks]
+    points = {named(row): row.checks["point"] for row in rows if row.kernel.startswith(name)}
+    return {
+        one: Variant(one, Point.from_json(point), table.template)
+        for one, point in points.items()
+        if one not in table.variants
+    }
 
 
 def named(row: Evidence) -> str:
@@ -146,10 +177,12 @@ def measured(name: str) -> dict[str, list[Row]]:
 def recorded(name: str) -> dict[str, Kind]:
     """The table's records with these rows, and with those of sizes drawn at random, of which only
     the fastest by the model are told."""
-    table, rows = TABLES[name][0], measured(name)
+    table, rows = replace(TABLES[name][0], more=discovered(name)), measured(name)
     known: dict[str, Kind] = {}
-    for label, kind in renewed(name, print).items():
+    for label, kind in _with_new_kinds(name, renewed(name, print), rows).items():
         config = configure(name, kind.settings)[0]
+        told = {one for row in rows.get(label, ()) for one in row.measured}
+        kind = _with_replays(table, kind, config, sorted(told) if kind.replays else table.variants)  # noqa: PLW2901
         names = [one for one in kind.replays if table.variants[one].takes(config)]
         found: list[Row] = []
         for row in rows.get(label, ()):
@@ -162,6 +195,26 @@ def recorded(name: str) -> dict[str, Kind]:
             found.append(Row(sizes, table.predicted(kind, best, config, sizes), {}))
         known[label] = with_rows(kind, found)
     return known
+
+
+def _with_replays(table: Table, kind: Kind, config: Any, names: Iterable[str]) -> Kind:
+    """With those of variants that it does not have yet; some compile for no configuration."""
+    replays = dict(kind.replays)
+    for one in (table.variants[x] for x in names if x not in kind.replays):
+        with contextlib.suppress(WarploomError):
+            if one.takes(config):
+                replays[one.name] = recorded_replay(one, config)
+    return replace(kind, replays=replays)
+
+
+def _with_new_kinds(
+    name: str, known: Mapping[str, Kind], rows: Mapping[str, Sequence[Row]]
+) -> Mapping[str, Kind]:
+    """With kinds that rows tell of and the table does not have: products with an epilogue that
+    takes as long as some steps."""
+    new = [label for label in rows if label not in known] if name == "gemm" else []
+    settings = {label: {"bias": "true", "activation": label.split()[-1]} for label in new}
+    return {**known, **{label: Kind(settings[label], {}, ()) for label in new}}
 
 
 def drawn() -> Iterator[dict[str, int]]:
@@ -193,14 +246,18 @@ def losses(name: str, known: Mapping[str, Kind]) -> dict[str, tuple[str, float]]
 
 
 def build(out: Path, cases: Iterator[dict[str, Any]]) -> None:
-    """The variants of each case, and what is told of them."""
+    """The variants of each case, and what is told of them; `points` are variants that the table
+    does not have."""
     found: list[dict[str, Any]] = []
     for number, case in enumerate(cases):
         name, known = case["kernel"], case.pop("settings")
         table, case["folders"] = TABLES[name][0], {}
-        config = configure(name, known)[0]
-        for one in case.pop("names"):
-            variant, folder = table.variants[one], f"{number}-{one}"
+        config = config_of(case) if "what" in case else configure(name, known)[0]
+        points: dict[str, Variant] = case.pop("points", {})
+        case["points"] = {}
+        for one in (*case.pop("names"), *points):
+            variant, folder = points.get(one) or table.variants[one], f"{number}-{kb.slug(one)}"
+            case["points"][one] = variant.point.to_json()
             made = variant.config(config)
             program = entry(name).program(made)
             Selected(one, made, program, variant.schedule(made)).build().write(out / folder)
@@ -223,12 +280,59 @@ def few_rows() -> Iterator[dict[str, Any]]:
         best = GEMM.fastest(replace(kind, rows=()), whole, config, asked, FEW_TIMED)
         yield {
             "kernel": "gemm",
+            "what": "few",
             "sizes": sizes,
-            "b": "nk",
             "copies": max(1, min(MOST_COPIES, int(BEYOND_L2 / (2 * n * k)))),
             "settings": known,
             "names": [*dict.fromkeys([select("gemm", known).name, *best])],
         }
+
+
+def config_of(case: Mapping[str, Any]) -> GemmConfig:
+    """The product of a case of `bench.gemm_sitting`, or of few rows."""
+    from bench import gemm_cases  # noqa: PLC0415 (which imports this)
+
+    if case["what"] == "few":
+        return GemmConfig(b="nk")
+    return GemmConfig() if case["what"] == "time" else gemm_cases.OTHERS[case["what"]][0]
+
+
+def near(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Cases of `bench.gemm_sitting`: what is chosen, what comes next by the model, and the fastest
+    of the points that have one other option than one of these."""
+    for name in names:
+        what, shape = name.split()
+        m, n, k = map(int, shape.split("x"))
+        case: dict[str, Any] = {"kernel": "gemm", "what": what, "sizes": {"m": m, "n": n, "k": k}}
+        config = config_of(case)
+        sizes = {"m": m, "n": n, "k": k, "batch": BATCH if config.batched else 1}
+        kind = GEMM.kind(config)
+        fitting = [x for x in kind.replays if (v := GEMM.variants[x]).whole and v.takes(config)]
+        chosen = [GEMM.choose(config, sizes, lambda one: one.whole).name]
+        best = [*dict.fromkeys([*chosen, *GEMM.fastest(kind, fitting, config, sizes, NEAR)])]
+        times: dict[str, tuple[float, Variant]] = {}
+        for one in (GEMM.variants[x] for x in best):
+            program = one.program(one.config(config))
+            for words in variations(program, one.point.plan):
+                point = replace(one.point, plan=words)
+                variant = Variant(_near_name(one, words), point, GEMM.template)
+                try:
+                    launch = variant.launch(variant.config(config), sizes, "h200")
+                    time = launch.time(recorded_replay(variant, config)).microseconds
+                except WarploomError:
+                    continue
+                times[variant.name] = time, variant
+        points = sorted(times, key=lambda one: times[one][0])[:NEAR_TIMED]
+        yield {**case, "settings": {}, "copies": 3 if m * n * k < 2**37 else 1, "names": best,
+               "points": {one: times[one][1] for one in points}}  # fmt: skip
+
+
+def _near_name(variant: Variant, words: Sequence[str]) -> str:
+    """A name that says in which option a plan differs."""
+    changed = [word for word in words if word not in variant.point.plan]
+    gone = [word.partition("=")[0] for word in variant.point.plan if word not in words]
+    words = changed or [f"no-{name}" for name in gone]
+    return "-".join([variant.name, *(word.replace("=", "") for word in words)])
 
 
 def drawn_sizes(seed: int) -> Iterator[dict[str, Any]]:
@@ -251,7 +355,7 @@ def drawn_sizes(seed: int) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def run(where: Path, out: Path) -> None:
+def run(where: Path, out: Path, rounds: int = ROUNDS) -> None:
     """Time the variants of each case beside each other; the first is the chosen one."""
     import torch  # noqa: PLC0415
 
@@ -259,43 +363,103 @@ def run(where: Path, out: Path) -> None:
 
     rows = list[Evidence]()
     for case in json.loads((where / "cases.json").read_text()):
-        sets = [engine_model.operands(torch, case) for _ in range(case.get("copies", 1))]
+        what, copies = case.get("what"), range(case.get("copies", 1))
+        sets = [_operands(torch, case, seed) for seed in copies]
+        built = {one: Built.read(where / folder) for one, folder in case["folders"].items()}
+        first = next(iter(built))
+        images = {**built, CONTROL: built[first]}
+        libraries = _libraries(torch, what) if what else {}
         calls: dict[str, Callable[[], None]] = {}
-        first = next(iter(case["folders"]))
-        for one in (*case["folders"], CONTROL):
-            built = Built.read(where / case["folders"].get(one, case["folders"][first]))
-            kernel = built.kernel()
-            calls[one] = functools.partial(_launch, torch, kernel, itertools.cycle(sets))
-        bursts = sitting.measure(sitting.Gpu(torch, calls), ROUNDS, False, 0)["bursts"]
+        for one, image in images.items():
+            names = [array.name for array in image.source.arrays]
+            calls[one] = functools.partial(
+                _launch, torch, image.kernel(), names, itertools.cycle(sets)
+            )
+        for one, call in libraries.items():
+            calls[one] = functools.partial(_call, call, itertools.cycle(sets))
+        gpu = sitting.Gpu(torch, calls)
+        bursts = sitting.measure(gpu, rounds, False, 0)["bursts"]
         times = {one: [1e3 * ms for ms in found["ms"]] for one, found in bursts.items()}
+        beside = [one for one in (first, *libraries) if one in times]
+        best = min(beside, key=lambda one: statistics.median(times[one]))
         _, *control = median_interval(times[first], times[CONTROL])
-        compiler = Built.read(where / case["folders"][first]).resources.compiler
-        for one in case["folders"]:
-            middle, *interval = median_interval(times[one], times[first])
+        shape = engine_model.shape_of(case["sizes"])
+        for one in (one for one in built if one in times):
+            middle, *interval = median_interval(times[one], times[best])
             row = Evidence(
-                claim="tuned-tables",
+                claim=CLAIM,
                 kernel=f"{case['kernel']} {one}",
-                shape=engine_model.shape_of(case["sizes"]),
-                dtype="bf16",
+                shape=f"{shape} {what}" if what in WORDS else shape,
+                dtype=DTYPES.get(what, "bf16"),
                 **kb.provenance(),
-                compiler=compiler,
+                compiler=built[one].resources.compiler,
                 unit="us",
                 better="lower",
                 ours=statistics.median(times[one]),
-                baselines={first: statistics.median(times[first])},
+                baselines={other: statistics.median(times[other]) for other in beside},
                 ratio_to_best=middle,
                 ci95=(interval[0], interval[1]),
                 control=(control[0], control[1]),
-                samples=ROUNDS,
+                samples=rounds,
+                checks=_checks(torch, case, one, calls[one], sets),
             )
             rows.append(row)
-            print(row.kernel, row.shape, round(row.ours, 2), flush=True)
+            told = round(row.ours, 2), round(middle, 4), row.checks["numerics"]
+            print(row.kernel, row.shape, *told, flush=True)
         write_rows(out / BESIDE, rows)
 
 
-def _launch(torch: Any, kernel: Kernel, sets: Iterator[dict[str, Any]]) -> None:
+def _operands(torch: Any, case: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    from bench import engine_model, gemm_cases  # noqa: PLC0415
+
+    if "what" not in case:
+        return engine_model.operands(torch, dict(case))
+    sizes = (case["sizes"][name] for name in "mnk")
+    found = gemm_cases.operands(torch, config_of(case), *sizes, seed)
+    if "bias" in found:
+        found["bias16"] = found["bias"].to(found["c"].dtype)
+    return found
+
+
+def _libraries(torch: Any, what: str) -> Mapping[str, Callable[[dict[str, Any]], None]]:
+    from bench import gemm  # noqa: PLC0415
+
+    if what == "few":
+        return {"cuBLAS": lambda v: torch.mm(v["a"], v["b"].t(), out=v["c"])}
+    return gemm.baselines(torch, what)
+
+
+def _checks(
+    torch: Any, case: Mapping[str, Any], one: str, call: Callable[[], None], sets: Any
+) -> dict[str, Any]:
+    """Whether the first rows of a product are right, and the point."""
+    from bench import gemm  # noqa: PLC0415
+
+    found = {"point": case["points"][one]} if one in case.get("points", {}) else {}
+    if "what" not in case:
+        return {"numerics": "not checked", **found}
+    results = gemm.verify(torch, config_of(case), sets[0], {one: lambda _: _every(call, sets)})
+    return {"numerics": results[one], **found}
+
+
+def _every(call: Callable[[], None], sets: Sequence[Any]) -> None:
+    """Once on each of the sets that a call takes in turn."""
+    for _ in sets:
+        call()
+
+
+def _call(call: Callable[[dict[str, Any]], None], sets: Iterator[dict[str, Any]]) -> None:
+    call(next(sets))
+
+
+def _launch(
+    torch: Any, kernel: Kernel, names: Sequence[str], sets: Iterator[dict[str, Any]]
+) -> None:
     """On the stream of the moment: a graph captures another one."""
-    kernel(next(sets), stream=int(torch.cuda.current_stream().cuda_stream))
+    values = next(sets)
+    kernel(
+        {name: values[name] for name in names}, stream=int(torch.cuda.current_stream().cuda_stream)
+    )
 
 
 def main() -> None:
@@ -306,15 +470,19 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--few", action="store_true", help="build: products of few rows")
+    parser.add_argument("--near", default="", help="build: points near what these cases get")
     args = parser.parse_args()
     if args.what == "build":
-        build(args.where, few_rows() if args.few else drawn_sizes(args.seed))
+        asked = [one.strip() for one in args.near.split(",") if one.strip()]
+        drawn_or_few = few_rows() if args.few else drawn_sizes(args.seed)
+        build(args.where, near(asked) if asked else drawn_or_few)
     elif args.what == "run":
-        run(args.where, args.out)
+        run(args.where, args.out, args.rounds)
     elif args.what == "merge":
-        merged = {(r.kernel, r.shape): r for r in read_rows(RESULTS / BESIDE)}
-        merged |= {(r.kernel, r.shape): r for r in read_rows(args.where)}
+        rows = (*read_rows(RESULTS / BESIDE), *read_rows(args.where))
+        merged = {(row.kernel, row.shape, row.dtype): row for row in rows}
         write_rows(RESULTS / BESIDE, [*merged.values()])
     else:
         write(args.check)
@@ -322,8 +490,8 @@ def main() -> None:
 
 def write(check: bool) -> None:
     """Put the rows into the tables; with `check` only say what the choice loses."""
-    for name, (table, _) in TABLES.items():
-        known = recorded(name)
+    for name in TABLES:
+        known, table = recorded(name), replace(TABLES[name][0], more=discovered(name))
         lost = losses(name, known)
         for label, (chosen, loss) in lost.items():
             print(f"{name} {label:40} {chosen:44} {loss:6.1%}")

@@ -18,7 +18,7 @@ from subprocess import CompletedProcess
 import pytest
 
 import warploom
-from warploom.files import read_kept, write_text_atomically
+from warploom.files import cache_folder, read_kept, write_text_atomically
 from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.decode.kernel import Kernel, decode_all
 from warploom.sass.flow.aliasing import AliasMode
@@ -26,7 +26,7 @@ from warploom.sass.rules.verify import Verifier
 from warploom.toolchain import Tool
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
-BUILD = Path(__file__).parents[1] / "build"
+KEPT = cache_folder() / "tests"  # of all clones of the repository
 WEEK = 7 * 86400.0  # seconds
 PACKAGE = Path(warploom.__file__).parent
 # A folder of the cache -> what calls the compiler whose results it holds.
@@ -49,6 +49,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(100_000, 50, 50)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The pages come first, whose tests are the longest: at the end one process would wait for the
+    other's."""
+    items.sort(key=lambda item: item.path.name != "test_documents.py")
+
+
 def pytest_collection_finish() -> None:
     """Let the collector of cycles leave alone what was imported."""
     gc.collect()
@@ -61,8 +67,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     environment names one (that has kernels for a GPU machine without a compiler).
 
     Schedules and points in it are as good as the code that made them, so they end with the run.
-    Compiled code is kept in `build` for a week: its key is its source, its compiler and what calls
-    that.
+    Compiled code is kept in the user's cache for a week, for this clone and others: its key is its
+    source, its compiler and what calls that.
     """
     if "WARPLOOM_CACHE" in os.environ:
         yield
@@ -70,13 +76,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "warploom-cache"
     run.mkdir(exist_ok=True)
-    for path in (*(BUILD / "compiled").rglob("*"), *(BUILD / "listings").glob("*")):
+    for path in (*(KEPT / "compiled").rglob("*"), *(KEPT / "listings").glob("*")):
         with contextlib.suppress(OSError):  # another process may have been here
             if path.is_file() and time.time() - path.stat().st_mtime > WEEK:
                 path.unlink()
     for name, sources in COMPILED.items():
         code = b"".join(path.read_bytes() for path in sources)
-        kept = BUILD / "compiled" / f"{name}-{sha256(code).hexdigest()[:16]}"
+        kept = KEPT / "compiled" / f"{name}-{sha256(code).hexdigest()[:16]}"
         kept.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             (run / name).symlink_to(kept)
@@ -93,8 +99,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def listings() -> Iterator[None]:
-    """What nvdisasm says of a file is kept in `build`: a run takes half a second."""
-    run, listed = Tool.run, BUILD / "listings"
+    """What nvdisasm says of a file is kept beside compiled code: a run takes half a second."""
+    run, listed = Tool.run, KEPT / "listings"
 
     def kept(
         tool: Tool, *args: str, timeout: float = 300.0, folder: Path | None = None
@@ -102,7 +108,7 @@ def listings() -> Iterator[None]:
         image = Path(args[-1])
         if tool.name != "nvdisasm" or not image.is_file():
             return run(tool, *args, timeout=timeout, folder=folder)
-        asked = repr((tool.path, tool.version, args[:-1])).encode()
+        asked = repr((tool.version, tool.path.stat().st_size, args[:-1])).encode()
         path = listed / f"{sha256(asked + image.read_bytes()).hexdigest()}.json"
         if (text := read_kept(path)) is not None:
             return CompletedProcess(args, 0, *json.loads(text))

@@ -1,5 +1,6 @@
 """Tables of variants: typed, refused where a row is wrong, printed; former names in the pages."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bench.tables import errors, launches
 from warploom.cli import app
 from warploom.codegen.ir.plan import FORMER as FORMER_PLAN
 from warploom.errors import InputError
+from warploom.evidence import read_rows
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import FORMER
@@ -57,3 +60,22 @@ def test_the_glossary_has_every_former_name():
     for former in (*FORMER.values(), FORMER_MOVES):
         renamed |= former.keys() | set(former.values())
     assert renamed <= shown
+
+
+def test_a_row_of_a_search_tells_of_every_launch() -> None:
+    notes = [
+        {"point": "a", "predicted": 110.0, "measured": 100.0},
+        {"point": "b", "predicted": 100.0, "measured": 125.0},
+    ]
+    (first, *_) = read_rows(Path("bench/results/engine.json"))
+    row = replace(first, kernel="textbook gemm", shape="1x1x1", notes=json.dumps(notes))
+    again = replace(row, kernel="textbook gemm, measured")
+    told = replace(first, baselines={"predicted": 90.0}, checks={"error": -0.1}, shape="2x2x2")
+    assert [one.checks["error"] for one in launches([row, again, told])] == pytest.approx(
+        [0.1, -0.2, -0.1]
+    )
+    assert errors([row, again, told]) == (
+        "Over 3 launches the median error is 10.0%; 0 are within 8%, the largest is 20% (textbook "
+        "gemm, 1x1x1). At 1 shapes the point predicted to be the fastest takes 25.0% longer than "
+        "the fastest on the median, 25.0% at most."
+    )

@@ -41,7 +41,7 @@ def _maps(x, y):
     a = t.load(x, rows, cols)
     p = abs(a) + 0.1
     r = t.exp(a) + t.exp2(a) + t.log(p) + t.log2(p) + t.sqrt(p) + t.rsqrt(p) + t.reciprocal(p)
-    r += t.tanh(a) + t.erf(a) + t.relu(a) + t.gelu(a) + t.silu(a) + t.leaky_relu(a)
+    r += t.tanh(a) + t.erf(a) + t.relu(a) + t.gelu(a) + t.gelu_tanh(a) + t.silu(a) + t.leaky_relu(a)
     r += t.maximum(a, 0.25) - t.minimum(a, -0.25) + (-a) / p
     r += t.sin(a * 1e6) + t.cos(a * 100.0)
     t.store(y, rows, cols, tile=r)

@@ -17,8 +17,9 @@ from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import TileType
 
 
-def program(rows=128):
-    """d is a column axis of one result and a row axis of the other."""
+def program(rows=128, columns=0):
+    """d is a column axis of one result and a row axis of the other, or with `columns` of it too,
+    which has rows for one group then."""
 
     def body(a, b, bias, c, e):
         m = t.span(0, rows)
@@ -29,12 +30,17 @@ def program(rows=128):
             right, row = t.load(b, n, t.span(0, 128)), t.load(bias, n)
             scores = (left @ right + row).cast(t.BF16)
             acc += scores @ right
-            t.store(e, t.span(0, 128), n, tile=left @ scores, add=True)
+            if columns:
+                some = t.load(a, m, t.span(0, columns, "f"))
+                t.store(e, n, t.span(0, columns, "f"), tile=scores @ some, add=True)
+            else:
+                t.store(e, t.span(0, 128), n, tile=left @ scores, add=True)
         t.store(c, m, t.span(0, 128), tile=acc)
 
     arrays = {"a": t.array(t.BF16, "m d"), "b": t.array(t.BF16, "n d")}
     arrays |= {"bias": t.array(t.FP32, "n"), "c": t.array(t.FP32, "m d")}
-    return t.trace(body, {**arrays, "e": t.array(t.FP32, "d n")}, name="both")
+    arrays["e"] = t.array(t.FP32, "n d" if columns else "d n")
+    return t.trace(body, arrays, name="both")
 
 
 def schedule(vectors=False, **plan):
@@ -58,6 +64,14 @@ def test_rows_of_a_product_over_the_split_axis_are_shared_out():
     (staged,) = placement.staged
     assert placement.common == {staged}
     assert place(program(64), "", 1).common == frozenset()
+
+
+def test_columns_are_shared_out_where_a_group_would_have_less_than_64_rows():
+    placement = place(program(columns=128), "m", 2)
+    assert placement.splits == {"m", "f"}
+    assert placement.local(TileType(t.FP32, (("n", 64), ("f", 128)))).shape == (64, 64)
+    with pytest.raises(InputError, match=r"axis 'n' of .* is 64 long; over 2 groups"):
+        place(program(columns=192), "m", 2)
 
 
 def test_groups_meet_around_what_they_write_together_and_share_vectors():
@@ -106,15 +120,18 @@ def test_vectors_that_the_copy_engine_cannot_bring_are_refused():
     assert vector_tile(TileType(t.FP32, (("n", 60),))).bytes == 240
 
 
+@pytest.mark.parametrize("columns", [0, 128])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_groups_write_together_is_right_in_every_order(seed):
+def test_what_groups_write_together_is_right_in_every_order(seed, columns):
     random = np.random.default_rng(seed)
     arrays = {"a": random.integers(-2, 3, (128, 128)), "b": random.integers(-2, 3, (200, 128))}
     arrays |= {"bias": random.integers(-2, 3, 200), "c": np.zeros((128, 128))}
-    arrays["e"] = np.zeros((128, 200))
-    made = schedule(vectors=True, staged_slots=2)
-    got = simulate(lower(program(), made, verified), arrays, seed=seed)
-    want = t.interpret(program(), arrays)
+    arrays["e"] = np.zeros((200, 128) if columns else (128, 200))
+    plan = LaunchPlan(split="m", staged_slots=2)
+    made = program(columns=columns)
+    order = schedule_for(made, Policy("multistage", plan, groups=2, vectors=True))
+    got = simulate(lower(made, order, verified), arrays, seed=seed)
+    want = t.interpret(made, arrays)
     assert all(np.array_equal(got[name], want[name]) for name in want)
 
 

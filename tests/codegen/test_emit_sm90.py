@@ -45,6 +45,7 @@ CASES = {
     ),
     "gemm-transposed": lambda: gemm_case(150, 72, 100, a="km", b="nk", depth=2),
     "gemm-swap-ab": lambda: gemm_case(101, 136, 40, swap_ab=True, tile=(72, 128, 16), bias=True),
+    "gemm-bias": lambda: gemm_case(270, 200, 40, tile=(128, 192, 16), bias=True, activation="gelu"),
     "gemm-fp8": lambda: gemm_case(150, 72, 100, dtype=t.E4M3, b="nk", tile=(128, 64, 64)),
     "gemm-direct": lambda: planned(gemm_case(150, 72, 40, out=t.FP32), store="direct"),
     "gemm-no-trips": lambda: planned(gemm_case(130, 72, 0), tile_scheduler="dynamic"),

@@ -207,7 +207,8 @@ def test_an_integer_tile_lies_between_bounds_only_where_all_it_is_made_of_does()
             t.store(y, rows, tile=tile)
 
     program = t.trace(body, {"x": t.array(t.INT32, "m"), "y": t.array(t.INT32, "m")})
-    tiles = SimpleNamespace(placement=SimpleNamespace(program=program, rows=frozenset()))
+    placement = SimpleNamespace(program=program, local=lambda kind: kind)
+    tiles = SimpleNamespace(placement=placement, part_size=lambda axis, size: 0)
     stored = [op.srcs[0] for op in program.ops() if op.kind == "store"]
     low, high = bounds(tiles, stored[-1])
     assert (low.last, high.last) == (None, 7)

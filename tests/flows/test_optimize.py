@@ -10,10 +10,12 @@ from tests.codegen.narrow_program import narrow_case
 from tests.runtime.fake_device import FakeDevice
 from typer.testing import CliRunner
 
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import NAMES
 from warploom.autosched.selected import Selected
 from warploom.cli import app
 from warploom.codegen.compile.build import Built, build
+from warploom.engine.explored import Explored, Found
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
 from warploom.flows import choose as choosing
@@ -361,3 +363,38 @@ def test_what_was_measured_of_a_search_is_kept(tmp_path, monkeypatch) -> None:
     one = SimpleNamespace(trial=trial)
     choosing._remember([one], {trial.name: key})
     assert store.find(key) == Row(5.0, 6.5, "", {"limits": "its loops"})
+
+
+def test_what_may_be_faster_is_measured_one_by_one(monkeypatch) -> None:
+    """After the fastest of every form: until none may be faster, or it was not of use."""
+    name = "examples/textbook_gemm.py:kernel"
+    first = Point((("tile_m", "128"), ("tile_n", "128")), (), "inflight")
+    wrong, right = (replace(first, order=order) for order in ("lcsf", "inflight"))
+    near, spoilt = (replace(right, plan=(word,)) for word in ("panels=3", "panels=4"))
+    predicted = {wrong: 100.0, right: 103.0, near: 103.1, spoilt: 103.05}
+    predicted[far := replace(wrong, plan=("panels=3",))] = 100.1
+    explored = Explored([Found(point, Row(time)) for point, time in predicted.items()])
+    times = {str(wrong): 125.0, str(right): 104.0, str(near): 102.0, str(spoilt): None}
+    asked: list[str] = []
+
+    def timed(one, *_):
+        asked.append(one.trial.name)
+        return replace(one, trial=replace(one.trial, microseconds=times[one.trial.name]))
+
+    def tried(name, selected, *_):
+        return choosing.Usable(selected, None, None, choosing.Trial(name))
+
+    def selected(self, point, gpu):
+        return SimpleNamespace(name=str(point), program=None, launch=None)
+
+    monkeypatch.setattr(choosing, "_tried", tried)
+    monkeypatch.setattr(choosing, "_timed", timed)
+    monkeypatch.setattr(choosing, "Launch", lambda *_: SimpleNamespace(rates=dict))
+    monkeypatch.setattr(choosing.Space, "selected", selected)
+    monkeypatch.setattr(choosing.Space, "check", lambda *_: 0.0)
+    settings = OptimizeSettings(name)
+    known = [timed(tried(str(point), None)) for point in (wrong, right)]
+    asked.clear()
+    found = [*choosing._likely(known, explored, settings, print)]
+    assert asked == [str(spoilt), str(near)] and str(far) not in asked
+    assert [one.trial.name for one in found] == [str(near)]

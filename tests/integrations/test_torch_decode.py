@@ -14,10 +14,10 @@ from warploom import tile as t  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
 from warploom.integrations import torch_decode, torch_program  # noqa: E402
 from warploom.integrations.torch_decode import attention_with_kvcache  # noqa: E402
+from warploom.kernels.attention.combine import combine  # noqa: E402
 from warploom.kernels.attention.decode import (  # noqa: E402
     PART,
     DecodeConfig,
-    combine,
     decode,
     planned,
 )
@@ -184,6 +184,7 @@ def test_parts_keep_every_multiprocessor_busy():
         (8, 131072, 11, 16),
         (32, 16384, 4, 5),
         (128, 4096, 1, 1),
+        (128, 16384, 4, 4),
         (512, 4096, 1, 1),
         (8, 100, 1, 2),
     ):

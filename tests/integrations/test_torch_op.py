@@ -11,9 +11,11 @@ from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.reference import reference
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.tile.typing import quad_places
 
 torch = pytest.importorskip("torch")
 torch_op = pytest.importorskip("warploom.integrations.torch_op")
+torch_attention = pytest.importorskip("warploom.integrations.torch_attention")
 torch_program = pytest.importorskip("warploom.integrations.torch_program")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 
@@ -272,3 +274,16 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
             for size in sizes:
                 call(size, invariant)
             assert (len(set(keys)) == 1) == invariant, (call, keys)
+
+
+def test_values_of_another_head_size_have_gradients():
+    q, k, v = leaf(2, 4, 300, 192), leaf(2, 4, 500, 192), leaf(2, 4, 500, 128)
+    torch_op.attention(q, k, v, causal=True).sum().backward()
+    assert [tuple(x.grad.shape) for x in (q, k, v)] == [tuple(x.shape) for x in (q, k, v)]
+
+
+def test_what_is_taken_off_a_vector_in_fragments_finds_its_rows():
+    delta, rows = torch.zeros(2, 112), torch.arange(200.0).view(2, 100)
+    torch_attention.subtract(delta, rows, in_fragments=True)
+    padded = torch.nn.functional.pad(rows, (0, 12))
+    assert torch.equal(delta, -padded[:, quad_places(112)])

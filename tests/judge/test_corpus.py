@@ -36,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: f"{case.problem}-{case.name}")
 def test_a_candidate_gets_its_verdict(case, monkeypatch):
     if case.name == "never_ends":
-        monkeypatch.setattr(module, "CALL_LIMIT_S", 8.0)
+        monkeypatch.setattr(module, "CALL_LIMIT_S", 4.0)
     verdict = judged(case)
     assert verdict.passed == (not case.check), str(verdict)
     assert not case.check or case.check in verdict.checks, str(verdict)

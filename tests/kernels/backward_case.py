@@ -65,6 +65,17 @@ def from_fragments(sums: NDArray[Any]) -> NDArray[Any]:
     return parts.transpose(axes).reshape(sums.shape)
 
 
+def vectors_in_fragments(config: BackwardConfig, values: Values) -> Values:
+    """The arrays as emitted code takes them: of 16 rows, those of a thread of a quad together."""
+    if not config.fragments:
+        return values
+    found = dict(values)
+    for name in ("base", "delta"):
+        parts = values[name].reshape(*values[name].shape[:-1], -1, 2, 4, 2)
+        found[name] = np.ascontiguousarray(parts.swapaxes(-3, -2)).reshape(values[name].shape)
+    return found
+
+
 def backward_case(
     config: BackwardConfig, rows: int, keys: int, batch: int = 1, heads: int = 1, seed: int = 0
 ) -> tuple[Values, Values]:
@@ -77,6 +88,9 @@ def backward_case(
     values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
+    if config.sums:
+        more = config.vectors_shape((rows,))[0] - rows
+        values |= {x: np.pad(values[x], ((0, 0), (0, 0), (0, more))) for x in ("base", "delta")}
     if not config.long:
         values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
         values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)

@@ -13,7 +13,8 @@ from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
-from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_policy
+from warploom.kernels.attention.combine import combine
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 
 LATENT = DecodeConfig(head_dim=576, value_dim=512)
 # name -> (config, lengths, queries)
@@ -37,7 +38,11 @@ CASES = {
     ),
     "8 bits, pages of 128": (DecodeConfig(dtype=t.E4M3, page=128, part=128), (300, 128), 2),
     "latent": (replace(LATENT, group=20, causal=True), (150, 0, 70), 2),
-    "latent, pages, one part": (replace(LATENT, group=70, page=64, split=False), (130, 33), 1),
+    "latent, pages, one part": (
+        replace(LATENT, group=70, page=64, split=False, twin=True),
+        (130, 33),
+        1,
+    ),
     "latent, 8 bits": (replace(LATENT, group=20, dtype=t.E4M3, causal=True), (150, 0, 70), 2),
     "latent, 8 bits, pages, one part": (
         replace(LATENT, group=70, dtype=t.E4M3, page=16, split=False),

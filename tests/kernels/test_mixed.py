@@ -7,11 +7,13 @@ from tests.kernels.decode_case import attended
 
 from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.emulate.kernel import Library
 from warploom.errors import InputError
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.tile import interpret
 
 torch_mixed = pytest.importorskip("warploom.integrations.torch_mixed")
@@ -29,6 +31,13 @@ CONFIGS = {
         tile=(128, 64), window=50,
     ),
 }  # fmt: skip
+
+
+def listed(bounds, tokens, group, height):
+    """The list of tasks that the operator makes."""
+    program = task_list(TaskListConfig(height, group, 32))
+    tiles = np.full((len(bounds) - 1 + tokens * group // height, 2), -1, np.int32)
+    return interpret(program, {"bounds": bounds, "tiles": tiles})["tiles"]
 
 
 def case(config):
@@ -49,12 +58,12 @@ def case(config):
         rows = slice(bounds[s] * group, bounds[s + 1] * group)
         for h in range(HEADS):
             want[h, rows] = attended(config, q[h, rows], *kv[:, h], count)
-    tiles = torch_mixed.tasks_of(torch.from_numpy(bounds), tokens, group, config.tile[0])
+    tiles = listed(bounds, tokens, group, config.tile[0])
     return {
         "q": q, "k": pages[0], "v": pages[1], "o": np.zeros(q.shape),
         "lengths": np.array([*lengths, 0], np.int32),
-        "table": np.vstack([table, table[:1]]).astype(np.int32),
-        "bounds": np.array([*bounds, bounds[-1]], np.int32), "tiles": tiles.numpy(),
+        "table": table.astype(np.int32),
+        "bounds": np.array([*bounds, bounds[-1]], np.int32), "tiles": tiles,
     }, want  # fmt: skip
 
 
@@ -75,11 +84,23 @@ def test_every_tile_is_one_task_and_the_others_are_of_nobody():
     random = np.random.default_rng(1)
     for _ in range(20):
         counts = random.integers(0, 300, 7) * random.integers(0, 2, 7)
-        bounds = torch.from_numpy(np.array([0, *np.cumsum(counts)], np.int32))
-        tasks = torch_mixed.tasks_of(bounds, int(bounds[-1]), 4, 64).tolist()
+        bounds = np.array([0, *np.cumsum(counts)], np.int32)
+        tasks = listed(bounds, int(bounds[-1]), 4, 64).tolist()
         want = [[s, i] for s, n in enumerate(counts) for i in range(-(-int(n) * 4 // 64))]
         assert tasks[: len(want)] == want
         assert all(s == len(counts) for s, _ in tasks[len(want) :])
+
+
+def test_the_emitted_list_of_tasks_is_that_of_the_program():
+    config = TaskListConfig(64, 4, 32)
+    program, bounds = task_list(config), np.array([0, 1, 41, 41, 42, 112, 114], np.int32)
+    arrays = {"bounds": bounds, "tiles": np.full((150, 2), -1, np.int32)}
+    found = Library([emit_simt(program, task_list_schedule(config), "sm_90a")]).run(
+        0, program, arrays
+    )
+    assert np.array_equal(found["tiles"], interpret(program, arrays)["tiles"])
+    with pytest.raises(InputError, match="at most 1024 sequences"):
+        TaskListConfig(room=2048)
 
 
 def test_keys_of_a_mixed_batch_are_not_in_parts():

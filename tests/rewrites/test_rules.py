@@ -10,6 +10,7 @@ from warploom.rewrites import rescaling
 from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.check import check_meaning
+from warploom.rewrites.early_factors import load_factors_early
 from warploom.rewrites.exponents import in_powers_of_two
 from warploom.rewrites.in_place import mask_in_place
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
@@ -17,7 +18,7 @@ from warploom.rewrites.online_softmax import find
 from warploom.rewrites.ranges import least
 from warploom.rewrites.replay import NotApplicable, Replay
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
-from warploom.tile import E4M3, FP16, exp2, interpret, sum_along, verify
+from warploom.tile import E4M3, FP16, Loop, Op, exp2, interpret, sum_along, verify
 
 SHAPES = [(64, 64), (130, 200), (1, 70), (200, 200), (100, 37)]
 
@@ -103,6 +104,19 @@ def test_scores_that_rise_and_jump_keep_their_meaning(chain, spread) -> None:
     assert_same(program, rewritten, arrays)
 
 
+def test_a_bias_is_loaded_before_the_sums_are_made() -> None:
+    """And what the epilogue reads beside it, a tile, stays where it is."""
+    program = matmul(bias=True, activation="gelu", residual=True)
+    rewritten = load_factors_early(program)
+    kinds = [item.array.name for item in rewritten.body if isinstance(item, Op) and item.array]
+    (place,) = (n for n, item in enumerate(rewritten.body) if isinstance(item, Loop))
+    before = [one.array.name for one in rewritten.body[:place] if one.array]
+    assert before == ["bias"] and sorted(kinds) == ["bias", "c", "residual"]
+    assert_same(program, rewritten, arrays_of(program, m=70, n=130, k=50))
+    parts = cluster_reduce(rewritten, 2)
+    assert_same(program, parts, arrays_of(program, m=70, n=130, k=50))
+
+
 def test_rules_that_have_no_place_say_so() -> None:
     canonical = attention(natural=False, early=False, guard=True)
     with pytest.raises(NotApplicable, match="no online softmax with exp"):
@@ -117,6 +131,8 @@ def test_rules_that_have_no_place_say_so() -> None:
         skip_masked_blocks(matmul())
     with pytest.raises(NotApplicable, match="in a loop that should add up products"):
         swap_operands(attention())
+    with pytest.raises(NotApplicable, match="in a loop that should add up products"):
+        load_factors_early(attention())
     with pytest.raises(NotApplicable, match="no tile is divided"):
         divide_once_a_row(matmul())
 

@@ -66,9 +66,9 @@ def test_patches_are_what_whole_versions_would_be(
     boards: Callable[[str], Board], name: str, seed: int
 ) -> None:
     board, rng = boards(name), np.random.default_rng(seed)
-    for step in range(9):
+    for step in range(7):
         mask = board.mask()  # patches are kept from step to step
-        if step % 4 == 0:
+        if step % 6 == 0:
             same(board)
         board.take(int(rng.choice(np.flatnonzero(mask))))
 
@@ -76,7 +76,7 @@ def test_patches_are_what_whole_versions_would_be(
 def test_a_return_to_an_older_state_keeps_nothing_of_the_newer(
     boards: Callable[[str], Board],
 ) -> None:
-    board, rng = boards(KERNELS[1]), np.random.default_rng(3)
+    board, rng = boards(KERNELS[0]), np.random.default_rng(3)
     states: list[list[BlockNow]] = []
     for _ in range(5):
         states.append(board.snapshot())

@@ -8,6 +8,7 @@ and their group only. Sources: ThunderKittens' load-compute-store-finish templat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from warploom.codegen.analysis.entry import WARP_GROUP, entry_registers
 from warploom.codegen.ir.place import Placement
@@ -61,11 +62,13 @@ def write(
     depth: int,
     order: Sequence[tuple[str, int]],
     shift: int = 0,
+    slots: Mapping[str, int] = MappingProxyType({}),
 ) -> Schedule:
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs, for the
     warp groups `own`: the producer and the others.
 
     `shift` places group g's order g * shift positions later: that gives the groups their turns.
+    `slots` are those of the rings of arrays by name, where they are not `depth`.
     """
     compute = len(own) - 1
     interval = len(order) + max(0, compute - 1) * shift
@@ -92,7 +95,7 @@ def write(
         length=max([*time.values(), *release.values()]) + 1,
         time=time,
         group=group,
-        ring_depth={op.label: depth for op in loads},
+        ring_depth={op.label: _slots_of(op, depth, slots) for op in loads},
         groups=own,
         params={"release": release},
     )
@@ -105,6 +108,7 @@ def multistage(
     in_flight: bool = False,
     early_release: bool = False,
     last_behind: bool = False,
+    slots: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Schedule]:
     """Load-compute-finish, by loop: producers fill rings of `depth` slots, the consumers of `own`
     run the body in program order.
@@ -122,7 +126,7 @@ def multistage(
         order = [(op.label, 0) for op in ops]
         reader = {
             ring: max(op.id for op in _readers(placement, ops, names))
-            for ring, names in _rings(placement, loop).items()
+            for ring, names in _rings(placement, loop, slots).items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         sums = {op.dst for op in ops if op.id == last}
@@ -144,7 +148,7 @@ def multistage(
                 order.append((f"release {ring}", 0))
         if last_behind:
             order = _with_last_behind(placement, order, by_label)
-        loops[loop.index] = write(placement, loop, own, depth, order)
+        loops[loop.index] = write(placement, loop, own, depth, order, slots=slots)
     return loops
 
 
@@ -169,9 +173,13 @@ def _with_last_behind(
     ]
 
 
-def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
+def _slots_of(op: Op, depth: int, slots: Mapping[str, int]) -> int:
+    return depth if op.array is None else slots.get(op.array.name, depth)
+
+
+def _rings(placement: Placement, loop: Loop, slots: Mapping[str, int]) -> dict[str, list[str]]:
     """The tiles in each ring of a loop that groups read, by the ring's name."""
-    rings = rings_of(placement, lambda section, op: 1)
+    rings = rings_of(placement, lambda section, op: _slots_of(op, 1, slots))
     found = {
         name: [op.dst.name for op in loads if op.dst]
         for name, (_, loads) in local_rings(placement, rings, loop).items()
@@ -186,6 +194,7 @@ def overlapped(
     depth: int,
     pingpong: bool = False,
     early_rescale: bool = False,
+    slots: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Schedule]:
     """FlashAttention-3's pipeline, by loop: the last matmul of the body runs one iteration behind
     the first, so that both are in flight while the ops between them run. With `pingpong` the groups
@@ -210,13 +219,13 @@ def overlapped(
         order += [(op.label, 1) for op in (*before, last)]
         order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
         by_label = {op.label: op for op in ops}
-        for ring, names in _rings(placement, loop).items():
+        for ring, names in _rings(placement, loop, slots).items():
             reader = _readers(placement, ops, names)[-1]
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
         shift = len(matmuls) if pingpong else 0
-        loops[loop.index] = write(placement, loop, own, depth, order, shift)
+        loops[loop.index] = write(placement, loop, own, depth, order, shift, slots)
     return loops
 
 

@@ -36,8 +36,7 @@ from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.schedule.model.schedule import Schedule
-from warploom.tile import Loop, Op, Program
+from warploom.tile import Op, Program
 
 NAMES = (
     "unpipelined",
@@ -189,14 +188,10 @@ def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
     early = behind or order.endswith("-early")
     pingpong = order.startswith("pingpong") and count > 1
     if order.startswith(("overlapped", "pingpong")):
-        loops = overlapped(placement, own, depth, pingpong, early)
+        loops = overlapped(placement, own, depth, pingpong, early, policy.slots)
     else:
-        loops = multistage(placement, own, depth, order.startswith("inflight"), early, behind)
-    if policy.slots:
-        by_index = {loop.index: loop for loop in program.loops()}
-        loops = {
-            index: _with_slots(by_index[index], one, policy.slots) for index, one in loops.items()
-        }
+        in_flight = order.startswith("inflight")
+        loops = multistage(placement, own, depth, in_flight, early, behind, policy.slots)
     return KernelSchedule(order, loops, plan, pingpong)
 
 
@@ -211,13 +206,6 @@ def _groups(program: Program, split: str) -> int:
         if op.dst is not None and split in op.dst.type.names
     }
     return max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
-
-
-def _with_slots(loop: Loop, schedule: Schedule, slots: Mapping[str, int]) -> Schedule:
-    """The schedule of a loop with so many slots for its loads from these arrays."""
-    loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load" and op.array]
-    own = {op.label: slots[op.array.name] for op in loads if op.array and op.array.name in slots}
-    return replace(schedule, ring_depth={**schedule.ring_depth, **own})
 
 
 def older_plan(plan: LaunchPlan) -> LaunchPlan:

@@ -328,6 +328,7 @@ FORMS: list[tuple[str, Make]] = [
     (r"add(?:\.ftz)?\.(f32|[us]32|[us]64)", _math("{1} + {2}")),
     (r"sub(?:\.ftz)?\.(f32|[us]32|[us]64)", _math("{1} - {2}")),
     (r"mul(?:\.lo|\.ftz)?\.(f32|[us]32|[us]64)", _math("{1} * {2}")),
+    (r"max\.NaN\.f32", _math("std::isnan({1}) ? {1} : std::max({1}, {2})")),
     (r"max(?:\.ftz)?\.(f32|[us]32)", _math("std::max({1}, {2})")),
     (r"min(?:\.ftz)?\.(f32|[us]32)", _math("std::min({1}, {2})")),
     (r"and\.(b32|b64|pred)", _math("{1} & {2}")),

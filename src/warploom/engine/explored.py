@@ -87,7 +87,8 @@ class Explored:
         predicted = {one.point: one.microseconds for one in self.useful}
         asked = Estimate(predicted.__getitem__)
         for point, time in measured.items():
-            asked.add(point, time)
+            if time is not None:
+                asked.add(point, time)
         left = [one for one in self.useful if one.point not in measured]
         if not left:
             return []

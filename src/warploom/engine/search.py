@@ -162,16 +162,7 @@ class _Search:
         """The points of least predicted time, by replays of them at other array sizes, that have to
         be tried here; others are told at once. What was far from the best there is not asked
         for."""
-        known: list[tuple[str, Point, Row]] = []
-        for settings in self.space.sizes():
-            try:
-                rows = list(self.store.useful(*self._program_key(settings)))
-            except WarploomError:
-                continue
-            made = {form.rules for form in self.space.forms(settings)} if rows else ()
-            for sizes, text, row in rows:
-                point = Point.from_json(json.loads(text.partition(" in ")[0]))
-                known += [(sizes, point, row)] * (point.order != SOLVED and point.rules in made)
+        known = self._rows()
         best: dict[str, float] = {}
         for sizes, _, row in known:
             best[sizes] = min(row.predicted or inf, best.get(sizes, inf))
@@ -191,6 +182,21 @@ class _Search:
                 self._take(point, outcome)
         left = [point for point in ranked if fastest[point][0] < inf and not fastest[point][1]]
         return left[:count]
+
+    def _rows(self) -> list[tuple[str, Point, Row]]:
+        """(sizes of the arrays, point, row) of what the store has of the space, but for orders of
+        the solver."""
+        known: list[tuple[str, Point, Row]] = []
+        for settings in self.space.sizes():
+            try:
+                rows = list(self.store.useful(*self._program_key(settings)))
+            except WarploomError:
+                continue
+            made = {form.rules for form in self.space.forms(settings)} if rows else ()
+            for sizes, text, row in rows:
+                point = Point.from_json(json.loads(text.partition(" in ")[0]))
+                known += [(sizes, point, row)] * (point.order != SOLVED and point.rules in made)
+        return known
 
     def _there(self, point: Point, row: Row) -> tuple[float, Outcome | None]:
         """Microseconds at the sizes of this search of a point that was tried at others; and its

@@ -65,7 +65,7 @@ def record(
     for name, variant in table.variants.items():
         if name not in replays and variant.takes(config):
             try:
-                replays[name] = kept(_replayed(variant, config))
+                replays[name] = recorded_replay(variant, config)
                 say(f"{label}: {name}: {replays[name].cycles:.0f} cycles an iteration")
             except WarploomError as error:
                 say(f"{label}: {name}: not of use: {error}")
@@ -116,7 +116,7 @@ def _renewed(name: str, label: str, say: Say) -> Kind:
     config = configure(name, kind.settings)[0]
     replays = dict(kind.replays)
     for one in () if table.replayed else kind.replays:
-        replays[one] = kept(_replayed(table.variants[one], config))
+        replays[one] = recorded_replay(table.variants[one], config)
         say(f"{label}: {one}: {replays[one].cycles:.0f} cycles an iteration")
     found = replace(kind, replays=replays)
     return replace(
@@ -168,6 +168,11 @@ def _row(
             measured[name] = round(found.microseconds, 2)
     source = f"optimize --record, {date.today().isoformat()}" if measured else ""
     return Row(sizes, predicted, measured, source)
+
+
+def recorded_replay(variant: Variant, base: Any) -> Replay:
+    """What a table keeps of a variant's replay for a configuration; raises what building does."""
+    return kept(_replayed(variant, base))
 
 
 def _replayed(variant: Variant, base: Any) -> Replay:

@@ -150,7 +150,7 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
         launch(where, stream)
         if part == "prepare" and grad_lse is not None:
             # Scores change lse by the weights, and out by the weights times grad v less delta.
-            kept["delta"] -= grad_lse
+            subtract(kept["delta"], grad_lse, config.fragments)
     return dq, dk, dv
 
 
@@ -158,14 +158,25 @@ def _between(config: BackwardConfig, lse: Any) -> dict[str, Any]:
     """What the kernels leave one another."""
     make = partial(torch.empty, dtype=torch.float32, device=lse.device)
     vectors = make((2, *config.vectors_shape(lse.shape)))
-    base, delta = vectors[..., : lse.shape[-1]]
-    found = {"base": base, "delta": delta}
+    if not config.sums:
+        vectors = vectors[..., : lse.shape[-1]]
+    found: dict[str, Any] = dict(zip(("base", "delta"), vectors, strict=True))
     if config.sums:
         found["dq_sum"] = make(config.sums_shape(lse.shape))
     if config.deterministic and config.sums:
         turns = config.turns_shape(lse.shape)
         found["turns"] = torch.zeros(turns, dtype=torch.int32, device=lse.device)
     return found
+
+
+def subtract(delta: Any, rows: Any, in_fragments: bool) -> None:
+    """Take an element a row off a vector of the kernels', which lies in its own order."""
+    if not in_fragments:
+        delta[..., : rows.shape[-1]] -= rows
+        return
+    padded = torch.nn.functional.pad(rows, (0, delta.shape[-1] - rows.shape[-1]))
+    # 16 rows are 2 times 8, of which a thread of a quad has 2 neighbours (`Array.fragments`).
+    delta.unflatten(-1, (-1, 4, 2, 2)).sub_(padded.unflatten(-1, (-1, 2, 4, 2)).transpose(-3, -2))
 
 
 def _fake(*args: Any) -> tuple[Any, Any, Any]:

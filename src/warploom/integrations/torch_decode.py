@@ -23,13 +23,12 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
+from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import (
     MOST_SPLITS,
     PART,
     DecodeConfig,
     Plan,
-    combine,
-    combine_schedule,
     decode,
     decode_policy,
     planned,

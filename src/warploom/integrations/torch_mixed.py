@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.autosched.schedules import compiled
+from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     check_devices,
@@ -22,6 +23,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -31,6 +33,7 @@ SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor block_table, "
     "Tensor cu_seqlens_q, float? softmax_scale=None, int? window=None, float softcap=0.0) -> Tensor"
 )
+LEAST_ROOM = 32  # sequences that a list of tasks has room for
 FEW, MANY = 64, 128  # rows of a tile: where sequences have few new tokens, and many
 
 
@@ -80,19 +83,20 @@ def _problem(given: dict[str, Any]) -> str:
     return ""
 
 
-def tasks_of(bounds: Any, tokens: int, group: int, height: int) -> Any:
+def _tasks(bounds: Any, tokens: int, config: DecodeConfig) -> Any:
     """`[tasks, 2]`: the sequence and the row tile of every task, for any `bounds: [batch + 1]` of
     so many tokens; those that are not needed are of a sequence behind the last one."""
-    batch = bounds.shape[0] - 1
-    tiles = torch.div(
-        (bounds[1:] - bounds[:-1]) * group + height - 1, height, rounding_mode="floor"
+    batch, height = bounds.shape[0] - 1, config.tile[0]
+    room = max(LEAST_ROOM, 1 << (batch - 1).bit_length())
+    own = TaskListConfig(height, config.group, room)
+    most = batch + tokens * config.group // height
+    tiles = torch.empty((most, 2), dtype=torch.int32, device=bounds.device)
+    launch(
+        ("task_list", own),
+        lambda: build(task_list(own), task_list_schedule(own)),
+        {"bounds": bounds, "tiles": tiles},
     )
-    ends = torch.cumsum(tiles, 0)
-    most = batch + tokens * group // height
-    task = torch.arange(most, device=bounds.device)
-    sequence = torch.searchsorted(ends, task, right=True)
-    starts = torch.nn.functional.pad(ends, (1, 0))
-    return torch.stack([sequence, task - starts[sequence]], 1).int()
+    return tiles
 
 
 def _result(config: DecodeConfig, q: Any, *_: Any) -> Any:
@@ -113,8 +117,8 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
         # Behind the last sequence there is one without keys and tokens.
         "lengths": torch.nn.functional.pad(lengths, (0, 1)),
         "bounds": torch.cat([bounds, bounds[-1:]]),
-        "table": torch.nn.functional.pad(table, (0, 0, 0, 1)),
-        "tiles": tasks_of(bounds, tokens, config.group, config.tile[0]),
+        "table": table,
+        "tiles": _tasks(bounds, tokens, config),
         "o": made,
     }
     launch(("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays)

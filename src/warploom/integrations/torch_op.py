@@ -307,8 +307,7 @@ def attention(
     `torch.use_deterministic_algorithms(True)`. `batch_invariant`: the kernel is chosen for one
     sequence, so that the bits of o are the same in every batch.
     """
-    trained = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
-    if trained:
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
         return attention_with_lse(q, k, v, causal, window, scale, exact, batch_invariant)[0]
     return _inference(q, k, v, causal, window, scale, exact, batch_invariant)
 

@@ -211,7 +211,9 @@ def simple_gla(
     if g is not None and g_gamma is not None:
         raise InputError("simple_gla takes g or g_gamma, not both")
     gates = g if g_gamma is None else g_gamma
-    return _called(q, k, v, gates, None, default_scale(q, scale), initial_state, output_final_state)
+    return _called(
+        (q, k, v, gates, None, initial_state), default_scale(q, scale), output_final_state
+    )
 
 
 def gla(
@@ -227,7 +229,7 @@ def gla(
 
     g are logarithms, at most 0; K is at most 64. Otherwise as `simple_gla`.
     """
-    return _called(q, k, v, g, None, default_scale(q, scale), initial_state, output_final_state)
+    return _called((q, k, v, g, None, initial_state), default_scale(q, scale), output_final_state)
 
 
 def gated_delta_rule(
@@ -245,7 +247,7 @@ def gated_delta_rule(
     Keys have norms of about 1; K is at most 128. Otherwise as `simple_gla`.
     """
     beta = beta if g is None else beta.to(g.dtype)
-    return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
+    return _called((q, k, v, g, beta, initial_state), default_scale(q, scale), output_final_state)
 
 
 def kimi_delta_attention(
@@ -263,7 +265,7 @@ def kimi_delta_attention(
     g are logarithms, in bf16; keys have norms of about 1; K is at most 64. No gradients.
     """
     beta, scale = beta.float(), default_scale(q, scale)
-    return _called(q, k, v, g, beta, scale, initial_state, output_final_state)
+    return _called((q, k, v, g, beta, initial_state), scale, output_final_state)
 
 
 def delta_rule(
@@ -284,10 +286,10 @@ def default_scale(q: Any, scale: float | None) -> float:
     return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _called(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, start: Any, final: bool
-) -> tuple[Any, Any]:
-    out, state = _call((q, k, v, g, None, None, None, None, beta, start), scale, final)
+def _called(tensors: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
+    """o and the final state, or None, of q, k, v, gates, beta and the initial state."""
+    *gated, beta, start = tensors
+    out, state = _call((*gated, None, None, None, None, beta, start), scale, final)
     return out, state if final else None
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +36,7 @@ from warploom.machine import Machine
 from warploom.machine import load as load_machine
 from warploom.perf.frame import Frame, Strip, bytes_of, loads_of
 from warploom.perf.gates import Rates
+from warploom.perf.l2 import Asked, largest, missed, once
 from warploom.perf.replay import RULES, Ends, Prediction, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
@@ -51,7 +51,6 @@ SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
 WAVES = 256  # rounds of tasks that are followed one by one: others are as these are on average
 MOST_TASKS = 1 << 20  # whose places are counted one by one
 Numbers = NDArray[Any]
-Asked = tuple[Numbers, Numbers, Numbers]
 
 
 @dataclass(frozen=True)
@@ -276,13 +275,13 @@ class Launch:
         """Bytes from and to DRAM: what a wave of tasks loads stays in L2 until as much was loaded
         after it as a partition holds, for every SM reads through its own partition."""
         cache = self.machine.value("l2.size") / self.machine.value("l2.partitions")
-        whole = sum(float(_once(one).sum()) for one in self._loaded)
-        return self._moved(whole if whole <= cache else _missed(self._loaded, cache))
+        whole = sum(float(once(one).sum()) for one in self._loaded)
+        return self._moved(whole if whole <= cache else missed(self._loaded, cache))
 
     @cached_property
     def once(self) -> float:
         """Bytes from and to DRAM of an L2 that loses nothing: `traffic` is no less."""
-        return self._moved(sum(float(_once(one).sum()) for one in self._loaded))
+        return self._moved(sum(float(once(one).sum()) for one in self._loaded))
 
     def _moved(self, loaded: float) -> float:
         """With the bytes that are stored, where the tasks that are followed load so many."""
@@ -301,7 +300,7 @@ class Launch:
             strip.bytes * self._times(strip) * np.ones(len(self.order)) for strip in self.strips
         ]
         return [
-            _largest(key[: self._followed], size[: self._followed], wave)
+            largest(key[: self._followed], size[: self._followed], wave)
             for key, size in zip(self.asked, sizes, strict=True)
         ]
 
@@ -476,50 +475,6 @@ def _value(index: Index, known: Mapping[str, Numbers | int]) -> Any:
     left, right = (_value(arg, known) for arg in index.args)
     least = {"min": np.minimum, "max": np.maximum}
     return (least.get(index.op) or FOLD[index.op])(left, right)
-
-
-def _largest(keys: Numbers, sizes: Numbers, wave: int) -> Asked:
-    """(wave, key, largest of its sizes there) of tasks that run so many at a time, wave by wave and
-    in the order of the keys' first places."""
-    waves = np.arange(len(keys)) // wave
-    span = 1 + int(keys.max(initial=0))
-    found, first, place = np.unique(waves * span + keys, return_index=True, return_inverse=True)
-    most = np.zeros(len(found))
-    np.maximum.at(most, place, sizes)
-    order = np.argsort(first)
-    return waves[first[order]], found[order] % span, most[order]
-
-
-def _once(asked: Asked) -> Numbers:
-    """Of every key the largest of its sizes."""
-    _, keys, sizes = asked
-    _, place = np.unique(keys, return_inverse=True)
-    most = np.zeros(place.max(initial=-1) + 1)
-    np.maximum.at(most, place, sizes)
-    return most
-
-
-def _missed(asked: Sequence[Asked], cache: float) -> float:
-    """Bytes that waves of tasks do not find in a cache that forgets what was longest not asked
-    for, after each wave."""
-    waves = np.concatenate([one for one, _, _ in asked])
-    order = np.argsort(waves, kind="stable")
-    keys = np.concatenate([key * len(asked) + number for number, (_, key, _) in enumerate(asked)])
-    sizes = np.concatenate([size for _, _, size in asked])
-    ends = np.diff(waves[order], append=-1) != 0
-    kept: OrderedDict[int, float] = OrderedDict()
-    missed = held = 0.0
-    for key, most, end in zip(
-        keys[order].tolist(), sizes[order].tolist(), ends.tolist(), strict=True
-    ):
-        old = kept.pop(key, 0.0)
-        kept[key] = most if most > old else old
-        if most > old:
-            missed += most - old
-            held += most - old
-        while end and held > cache and kept:
-            held -= kept.popitem(last=False)[1]
-    return missed
 
 
 def _makespan(tasks: Numbers, places: int, scheduler: str) -> float:

@@ -146,6 +146,12 @@ class _Reduced(Replay):
         self.width = width or whole // parts
         self.whole = whole
         self.narrowed = False
+        inside = {src.name for op in _ops(found.loop) for src in op.srcs}
+        self.early = {  # what is loaded before the loop for the epilogue
+            op.id
+            for op in program.body
+            if isinstance(op, Op) and op.kind == "load" and op.dst and op.dst.name not in inside
+        }
 
     def loop(self, item: Loop) -> None:
         each = (item.stop - item.start + (self.parts - 1)) // self.parts
@@ -158,7 +164,7 @@ class _Reduced(Replay):
         self.narrowed = True
 
     def op(self, op: Op) -> None:
-        if not self.narrowed:
+        if not self.narrowed and op.id not in self.early:
             return self.copy(op)
         kind = None if op.dst is None else op.dst.type
         if kind is not None and self.axis in kind.names and kind.size(self.axis) == self.whole:

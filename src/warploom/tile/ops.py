@@ -48,6 +48,14 @@ def _erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x) if np.size(x) else x
 
 
+def _gelu(x: Any) -> Any:
+    return x * 0.5 * (_erf(x * math.sqrt(0.5)) + 1.0)
+
+
+def _gelu_tanh(x: Any) -> Any:
+    return x * 0.5 * (np.tanh(x * (x * x * 0.044715 + 1.0) * math.sqrt(2.0 / math.pi)) + 1.0)
+
+
 def _rsqrt(x: Any) -> Any:
     return 1.0 / np.sqrt(x)
 
@@ -106,6 +114,8 @@ _ENTRIES = (
     _unary("reciprocal", _reciprocal),
     _unary("tanh", np.tanh),
     _unary("erf", _erf),
+    _unary("gelu", _gelu),
+    _unary("gelu_tanh", _gelu_tanh),
     _unary("sin", np.sin),
     _unary("cos", np.cos),
     _unary("abs", np.abs, floats_only=False),

@@ -31,7 +31,7 @@ HALF_ULP = 2.0**-24  # of fp32, relative
 TINY = 2.0**-126  # the special functions of the GPU may give 0 for what is smaller
 # Largest error of the code that `codegen` emits for a function: (relative, absolute). PTX ISA 9.0:
 # ex2, lg2, rcp, rsqrt, tanh .approx; CUDA C programming guide, intrinsics: __fdividef 2 ulp;
-# `cuda/device/values.cuh` for erf, sin and cos.
+# `cuda/device/values.cuh` for erf, gelu, sin and cos.
 APPROXIMATED: dict[str, tuple[float, float]] = {
     "exp": (2.0**-22, 0.0),
     "exp2": (2.0**-22, 0.0),
@@ -42,6 +42,8 @@ APPROXIMATED: dict[str, tuple[float, float]] = {
     "div": (2.0**-22, 0.0),
     "tanh": (2.0**-11, 0.0),
     "erf": (HALF_ULP, 2e-7),
+    "gelu": (HALF_ULP, 3e-7),
+    "gelu_tanh": (2.0**-11, 1e-3),
     "sin": (HALF_ULP, 1e-7),
     "cos": (HALF_ULP, 1e-7),
 }

@@ -175,10 +175,8 @@ def array(dtype: DType, dims: str, fragments: bool = False) -> Array:
         raise refuse(f"array dimensions {dims!r}: expected distinct names, such as 'm k'")
     for name in names:
         a_name(name, "array dimension")
-    if fragments and (len(names) < 2 or dtype.name != "fp32"):
-        raise refuse(
-            f"array of {dtype}[{dims}] in fragments: expected fp32, two dimensions or more"
-        )
+    if fragments and dtype.name != "fp32":
+        raise refuse(f"array of {dtype}[{dims}] in fragments: expected fp32")
     return Array("", dtype, names, fragments)
 
 

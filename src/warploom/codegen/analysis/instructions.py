@@ -62,6 +62,8 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "tanh": (0, 0, 1),
     "sqrt": (7, 1, 1),
     "erf": (9, 2, 2),
+    "gelu": (7, 2, 1),
+    "gelu_tanh": (5, 0, 1),
     "sin": (12, 6, 0),
     "cos": (12, 6, 0),
     "reduce_sum": (1, 0, 0),

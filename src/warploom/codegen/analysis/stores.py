@@ -98,12 +98,12 @@ def store_paths(
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
     for op in stores:
-        _check_fragments(placement, op, found[op.id])
         if op.turn is not None and not found[op.id].carried:
             raise InputError(
                 f"{op.where}: a store in turn needs store_warps, whose warps wait for it; a group "
                 "that waited would hold up its matmuls"
             )
+        _check_fragments(placement, op, found[op.id])
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:
         for op in stores:
@@ -162,16 +162,18 @@ def _check_fragments(placement: Placement, op: Op, path: StorePath) -> None:
         return
     kind, (*_, rows, cols) = placement.local(op.srcs[0].type), op.spans
     whole = rows.size is not None and cols.size is not None and str(cols.start) == "0"
+    cut = kind.shape[1] < op.srcs[0].type.shape[1]  # columns of the first 64 rows are in one place
     if (
         not path.carried
         or not whole
         or kind.shape[0] % ROWS_PER_GROUP
+        or (cut and kind.shape[0] > ROWS_PER_GROUP)
         or multiple_of(rows.start) % ROWS_PER_GROUP
         or placement.transposed(op.srcs[0].type)
     ):
         raise InputError(
             f"{op.where}: store of {op.srcs[0].type} to {op.array}: expected store_warps, and in "
-            f"each group a multiple of {ROWS_PER_GROUP} rows and all columns"
+            f"each group a multiple of {ROWS_PER_GROUP} rows with all columns, or {ROWS_PER_GROUP}"
         )
 
 

@@ -16,7 +16,8 @@ from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
 from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
 from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
-from warploom.codegen.cuda.emit_steps import StepCode, raw_cursor
+from warploom.codegen.cuda.emit_roles import StepCode
+from warploom.codegen.cuda.emit_steps import raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
@@ -35,7 +36,7 @@ from warploom.tile.dtypes import HALVES, dtype
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
 SLOT_READS = (
     *("tile_offset", "load_matrix", "load_matrix_transposed"),
-    *("read_left", "read_bytes", "turn_tile"),
+    *("read_left", "read_bytes", "turn_tile", "widen_tile"),
 )
 
 

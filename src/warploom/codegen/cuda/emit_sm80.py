@@ -14,7 +14,8 @@ from __future__ import annotations
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
 from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.cuda.emit import Printer
-from warploom.codegen.cuda.emit_steps import Here, StepCode
+from warploom.codegen.cuda.emit_roles import StepCode
+from warploom.codegen.cuda.emit_steps import Here
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import SM80_PRELUDE

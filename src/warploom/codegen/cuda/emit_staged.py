@@ -44,6 +44,10 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     registers, transposing where the tile has its rows along the columns there. Elements of 8 bits
     come in pairs, each lane's own."""
     assert op.dst is not None
+    moved = moves_on(values.placement, op)
+    sync = group_sync(values.placement.parts)
+    if moved and (whole := _widened_whole(values, block, op)):
+        return [sync, *whole, "fence_async();", sync]
     kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
     first = values.first_row(kind.names[0], kind.shape[0])
     row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
@@ -69,9 +73,9 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
             f"{buffer.offset}{number}, {row}, {col});",
         ]
-    moved = moves_on(values.placement, op)
     into = "moved[i]" if moved else f"{name}[t][4 * s + i]"
-    if whole := _nibble_pair(values, op) or _byte_pair(values, op):
+    whole = _nibble_pair(values, op) or _byte_pair(values, op) or _product_pair(values, op, names)
+    if whole:
         count, body = 4, f"{into} = {whole};"
     elif op.dst.type.dtype.name in PACKED:
         low, high = (
@@ -94,8 +98,28 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
         *indent(inner),
         "}",
     ]
-    sync = group_sync(values.placement.parts)
     return [sync, *lines, "fence_async();", sync] if moved else lines
+
+
+def _widened_whole(values: Values, block: BlockProgram, op: Op) -> list[str]:
+    """Lines that bring a loaded e4m3 tile as fp16 into a group's own staged region, 16 bytes of a
+    row at a time; [] for other ops. No register has an element of it for long."""
+    assert op.dst is not None
+    placement, source = values.placement, op.srcs[0]
+    kinds = source.type.dtype.name, op.dst.type.dtype.name
+    if op.kind != "cast" or kinds != ("e4m3", "fp16") or not placement.is_shared(source):
+        return []
+    whole = placement.oriented(op.dst.type)
+    if whole.names != source.type.names:
+        return []
+    ring, buffer = block.home(source.name)
+    base, to = f"{ring.name}_base", placement.staged[op.dst.name]
+    number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
+    first = values.part_size(whole.names[1], whole.shape[1])
+    form = f"{to.rows}, {to.cols}, {buffer.tile.width}, {to.width}"
+    room = at_use(placement, f"{op.dst.name}_room")
+    at = f"{ring.name}_at + {buffer.offset}{number}"
+    return [f"widen_tile<{form}>({room}, {at}, {f'part * {first}' if first else '0'});"]
 
 
 def moves_on(placement: Placement, op: Op) -> bool:
@@ -170,6 +194,23 @@ def _byte_pair(values: Values, op: Op) -> str:
     if op.kind != "cast" or kinds != ("e4m3", "fp16") or not values.placement.is_shared(source):
         return ""
     return f"halves_e4m3({c_name(source.name)}_words[i])"
+
+
+def _product_pair(values: Values, op: Op, names: Names) -> str:
+    """The packed word of two neighbours, where an op multiplies narrow elements of what lies in
+    slots: both in one instruction, each rounded once."""
+    kind = op.dst.type if op.dst is not None else None
+    if op.kind != "mul" or kind is None or kind.dtype.name not in PACKED:
+        return ""
+    if any(src.type.dtype is not kind.dtype or len(src.type.axes) < 2 for src in op.srcs):
+        return ""
+    words = (
+        f"{c_name(src.name)}_words[i]"
+        if values.placement.is_shared(src)
+        else values.word(src, "t", "4 * s + i", names)
+        for src in op.srcs
+    )
+    return f"product_{kind.dtype}({', '.join(words)})"
 
 
 def at_use(placement: Placement, address: str) -> str:

@@ -262,17 +262,20 @@ class _Fragments(_Store):
     def copies(self) -> list[str]:
         """One copy of all that the group has written."""
         op = self.op
-        kind = self.values.placement.local(op.srcs[0].type)
+        whole = op.srcs[0].type
+        kind = self.values.placement.local(whole)
         array, size = op.array, kind.shape[0] * kind.shape[1]
         assert array is not None
         first = c_index(op.spans[-2].start, self.names)
-        first += f" + {self.values.first_row(kind.names[0], op.srcs[0].type.shape[0])}"
+        first += f" + {self.values.first_row(kind.names[0], whole.shape[0])}"
         starts = [span.start for span in op.spans[:-2]]
         place = [
             f"static_cast<long long>({c_index(start, self.names)}) * {array.name}_stride{dim}"
             for dim, start in enumerate(starts)
         ]
-        to = " + ".join([f"{array.name}_data", *place, f"({first}) * {kind.shape[1]}"])
+        if kind.shape[1] < whole.shape[1]:  # a group has some columns of all rows
+            place.append(f"part * {size}")
+        to = " + ".join([f"{array.name}_data", *place, f"({first}) * {whole.shape[1]}"])
         return [f"  bulk_add({to}, {self.base}, {4 * size});"]
 
 

@@ -16,7 +16,7 @@ LOCALS = frozenset(
     "shared shared_raw step t task tasks thread_col thread_row warp_group first round next stride "
     "running best found before above below total carry met scratch value_of set add_to better "
     "swap_with "
-    "carried_full carried_empty carried_parity "
+    "piece column carried_full carried_empty carried_parity "
     "task_ring task_full task_empty task_cursor task_counter handed".split()
 )
 SUFFIXES = (

@@ -32,6 +32,8 @@ FLOAT_OPS = {
     "reciprocal": "rcp_fast({0})",
     "tanh": "tanh_fast({0})",
     "erf": "erf_fast({0})",
+    "gelu": "gelu_fast({0})",
+    "gelu_tanh": "gelu_tanh_fast({0})",
     "sin": "sin_of({0})",
     "cos": "cos_of({0})",
     "abs": "fabsf({0})",
@@ -180,7 +182,9 @@ class Values(RegisterTiles):
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
         if self.placement.is_shared(var) and len(var.type.axes) == 1:
-            axis = var.type.names[0]
+            axis, array = var.type.names[0], self.placement.shared[var.name][0].array
+            if array is not None and array.fragments:
+                return self._of_quad(var, at)
             return f"{var.name}_slot[{self.place(axis, var.type.size(axis), at)}]"
         if self.placement.is_shared(var):
             return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
@@ -373,6 +377,22 @@ class Values(RegisterTiles):
         if at.kind == "col":
             return f"((({at.i}) >> 1) * 8 + thread_col + (({at.i}) & 1))"
         return f"((({at.i}) >> 2) * 8 + thread_col + (({at.i}) & 1))"
+
+    def fragments_of(self, op: Op) -> list[Var]:
+        """The vectors in fragments that an op reads in their slots."""
+        shared = self.placement.shared
+        found = [var for var in self.placement.fusion.sources(op) if len(var.type.axes) == 1]
+        arrays = {var: shared[var.name][0].array for var in found if var.name in shared}
+        return [var for var, array in arrays.items() if array is not None and array.fragments]
+
+    @staticmethod
+    def _of_quad(var: Var, at: At) -> str:
+        """An element of a vector in fragments, of which each thread has its columns at hand
+        (`emit_ops.elementwise_lines`)."""
+        if at.kind != "tile" or at.column:
+            raise InputError(f"{var} of an array in fragments: expected elements of a tile")
+        i = f"({at.i})"
+        return f"{var.name}_own[({i} >> 3) * 4 + ({i} >> 1 & 2 | {i} & 1)]"
 
     def first_row(self, axis: str, size: int) -> str:
         """The first row of this group's part."""

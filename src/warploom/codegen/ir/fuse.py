@@ -218,9 +218,12 @@ def _inlinable(
     if len(roots) != 1 or len(uses) > MOST_USES:
         return False
     # A load is read where it is used, so its shape does not matter; arithmetic is not repeated. In
-    # a loop the schedule says when a vector that a tile needs is read.
+    # a loop the schedule says when a vector that a tile needs is read, and one that stands before a
+    # loop for an op behind it is on its way while the loop runs.
     if op.kind == "load" and body_of[op.id] == id(program_body):
-        return True
+        loops = (item for item in program_body if isinstance(item, Loop))
+        inside = (one.id for loop in loops for one in loop.body if isinstance(one, Op))
+        return len(op.dst.type.axes) > 1 or not any(op.id < one < min(roots) for one in inside)
     return all(_shape_of(u) == set(op.dst.type.names) for u in uses)
 
 

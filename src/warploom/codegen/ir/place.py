@@ -36,12 +36,14 @@ from warploom.codegen.ir.layout import (
     shared_tile,
     vector_tile,
 )
+from warploom.codegen.ir.led import led_by_one
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.dtypes import FP8
 from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
+from warploom.tile.typing import QUAD_PLACES
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
 SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registers
@@ -62,7 +64,7 @@ class Placement:
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
     splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
-                axis of a staged tile
+                axis of a staged tile, or their columns where a group would have less than 64 rows
     common      the staged tiles of which every group leaves its part in one region; of a second
                 operand whose columns are cut, each group has its own in its own
     led         the ops that the first group alone does, by number
@@ -194,7 +196,7 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     _check_readers(program, shared, fusion)
     _check_reads(program, shared)
     rows, cols = _axes(program, shared, fusion)
-    splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
+    splits = _splits(program, split, staged, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     own = _own_columns(program, staged, splits)
     common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
@@ -216,57 +218,18 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
 
 
 def _led_by_one(placement: Placement) -> Placement:
-    """The placement where one group leads: what it alone does, and what it hands to the others."""
-    fusion = placement.fusion
-    ops = [
-        op
-        for op in placement.program.ops()
-        if op.id in fusion.kept and not (op.dst and placement.is_shared(op.dst))
-    ]
-    cut = [op for op in ops if placement.is_split(_result(op))]
-    rest = [op for op in ops if not placement.is_split(_result(op))]
-    made, before = set[str](), set[str]()
-    products = {op.dst.name for op in rest if op.kind == "mma" and op.dst is not None}
-    made |= products
-    while made != before:
-        before = set(made)
-        for op in rest:
-            if op.dst is not None and any(var.name in made for var in fusion.sources(op)):
-                made.add(op.dst.name)
-    led = frozenset(
-        op.id
-        for op in rest
-        if (op.dst is not None and op.dst.name in made)
-        or (op.dst is None and any(var.name in made for var in fusion.sources(op)))
-    )
-    handed: dict[str, Var] = {}
-    staged = dict(placement.staged)
-    for op in cut:
-        for var in fusion.sources(op):
-            if var.name not in made:
-                continue
-            handed[var.name] = var
-            first = op.kind == "mma" and var == op.srcs[0] and var.type.names[1] == contracted(op)
-            if first:
-                staged[var.name] = _staged_tile(op, var)
-            elif len(var.type.axes) != 1 or var.type.names[0] not in placement.rows:
-                raise InputError(
-                    f"{op.where}: {op.kind} reads {var.name}: {var.type}, which one group makes "
-                    f"for all, as the schedule splits the columns {placement.split!r}; it hands "
-                    "on first operands of matmuls and vectors along rows"
-                )
+    """The placement where one group makes what has no part of the split columns (`ir.led`)."""
+    kept = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
+    own = [op for op in kept if not (op.dst and placement.is_shared(op.dst))]
+    led = led_by_one(own, placement.fusion, placement.is_split, placement.rows)
+    operands = {name: _staged_tile(op, var) for name, (op, var) in led.operands.items()}
     return replace(
         placement,
-        staged=staged,
-        common=placement.common | (staged.keys() & handed.keys()),
-        led=led,
-        handed=frozenset(handed),
+        staged=placement.staged | operands,
+        common=placement.common | operands.keys(),
+        led=led.ops,
+        handed=led.vectors | operands.keys(),
     )
-
-
-def _result(op: Op) -> TileType:
-    """The type of what an op gives or stores."""
-    return op.srcs[0].type if op.dst is None else op.dst.type
 
 
 def _typed(op: Op) -> TileType:
@@ -274,7 +237,9 @@ def _typed(op: Op) -> TileType:
     return op.dst.type
 
 
-def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> frozenset[str]:
+def _splits(
+    program: Program, split: str, staged: Mapping[str, SharedTile], parts: int
+) -> frozenset[str]:
     """The axes that are cut over the groups (`Placement.splits`)."""
     found, before = {split} - {""}, set[str]()
     while found != before:
@@ -282,7 +247,8 @@ def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> f
         for op in program.ops():
             reads = op.kind == "mma" and any(var.name in staged for var in op.srcs[:2])
             if reads and op.dst is not None and contracted(op) in found:
-                found.add(op.dst.type.names[0])
+                fitting = [n for n, k in op.dst.type.axes if k % (parts * ROWS_PER_GROUP) == 0]
+                found.add((fitting or op.dst.type.names)[0])
     return frozenset(found)
 
 
@@ -299,9 +265,8 @@ def _own_columns(
 
 
 def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
-    """The vectors along some axes that loops load for elementwise ops and nothing writes."""
-    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
-    loads = {op.dst.name: op.dst.type for op in inside if op.kind == "load" and op.dst}
+    """The vectors along some axes that are loaded for elementwise ops and that nothing writes."""
+    loads = {op.dst.name: op.dst.type for op in program.ops() if op.kind == "load" and op.dst}
     writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
     other = {
         src.name
@@ -326,6 +291,12 @@ def _brought(load: Op) -> SharedTile:
         raise InputError(
             f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin "
             f"at multiples of {CHUNK} B; let the compute groups load it"
+        )
+    fragments = load.array is not None and load.array.fragments
+    if fragments and (multiple_of(start) % QUAD_PLACES or load.dst.type.shape[0] % QUAD_PLACES):
+        raise InputError(
+            f"{load.where}: {load.dst} from {start} on, of an array in fragments: expected "
+            f"multiples of {QUAD_PLACES} elements"
         )
     try:
         return vector_tile(load.dst.type)

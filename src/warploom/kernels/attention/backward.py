@@ -136,7 +136,7 @@ def _sums_at(config: BackwardConfig, place: tuple[Index, ...]) -> At:
     """Where the sums of a block of the rows are."""
     rows = span(0, config.tile[0], "rows")
     if not config.transposed:
-        return *place, rows, span(0, config.depth, "d")
+        return *place, rows, span(0, config.depth, "e" if config.depth == config.tile[1] else "d")
     return *place, span(0, config.sum_depth, "d" if config.sum_depth == config.depth else "e"), rows
 
 
@@ -206,7 +206,7 @@ def _backward(
     at = own.key_block(kv_head, j * bk, bk, d)
     key_tile, value_tile = load(k, *at), load(v, *at)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
-    wide = key_tile
+    wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
     if config.sums and config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
     shift = own.keys - own.rows
@@ -218,7 +218,12 @@ def _backward(
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
-        scores, grad = key_tile @ queries, value_tile @ grads
+        scores = key_tile @ queries
+        if config.written.taken:
+            grad = zeros(keys=bk, rows=bq) - delta
+            grad += value_tile @ grads
+        else:
+            grad = value_tile @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
         if config.masked and config.written.branch:
             scores[:] = where(seen, scores, -math.inf)
@@ -227,13 +232,14 @@ def _backward(
             weights = where(seen, weights, 0.0)
         if not config.written.late:
             dv += weights.cast(config.dtype) @ grads
-        change = (weights * (grad - delta)).cast(config.dtype)
+        inner = grad if config.written.taken else grad - delta
+        change = (weights * inner).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
         if config.split:
             dk += change @ queries
             continue
-        dq = wide @ change if config.transposed else change @ key_tile
+        dq = wide @ change if config.transposed else change @ columns
         dk += change @ queries
         block, turn = own.block(head, i), None
         if config.deterministic:
@@ -315,11 +321,13 @@ def backward_policy(config: BackwardConfig) -> Policy:
         split="keys",
         tile_scheduler=scheduler,
         staged_slots=2,
-        fence_at_meeting=config.causal,  # else ptxas spills in the loop at head size 64
+        fence_at_meeting=config.written.fenced,
         store_warps=not config.split,
         reverse=(last,) if config.deterministic and config.causal else (),
         rotate_loops=config.written.ahead,
     )
     early = config.written.ahead or config.causal
     order = ("inflight" if config.written.ahead else "lcsf") + ("-early" if early else "")
-    return Policy(order, launch, groups=config.tile[1] // 64, depth=2, vectors=True)
+    slots = {"delta": 3} if config.written.apart else {}
+    groups = config.tile[1] // 64
+    return Policy(order, launch, groups=groups, depth=2, slots=slots, vectors=True)

@@ -1,7 +1,8 @@
 """What is static in attention backward, and the shapes of the arrays that its kernels share.
 
 Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
-`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, blocks, block, d]` or, transposed,
+`lse: [batch, heads, rows]`, `base, delta: [batch, heads, places]`, places being rows up to a
+multiple of 16, `dq_sum: [batch, heads, blocks, block, d]` or, transposed,
 `[batch, heads, blocks, d, block]`, and `turns: [batch, heads, blocks]`.
 
 Packed, sequence s has the tokens `row_bounds[s]` to `row_bounds[s + 1]` of `q, o, do, dq:
@@ -25,7 +26,7 @@ from warploom.tile import BF16, FP32, INT32, Array, DType, array
 
 LOG2E = math.log2(math.e)
 ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
-PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
+PITCH = 16  # elements of a vector that lie in an order of their own
 ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
 # (rows, keys) of a block of scores, by padded head size
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
@@ -37,21 +38,25 @@ class Style(NamedTuple):
     late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
     ahead   an iteration's first matmul starts before the end of the one before
     branch  blocks that need no mask are told apart, rather than masked like the others
+    taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
+    fenced  groups fence their part of dS as they meet, behind the start of dv's matmul
+    apart   D has a ring of its own, whose wait keeps exponentials before it
     """
 
     late: bool = False
-    ahead: bool = True
+    ahead: bool = False
     branch: bool = True
+    taken: bool = False
+    fenced: bool = False
+    apart: bool = False
 
 
-# By padded head size and whether there is a causal mask, as measured; else `Style()`.
+# By padded head size and whether there is a causal mask, as measured; else `Style(late=True)`.
 STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(late=True, ahead=False),
-    (64, True): Style(late=True, ahead=False),
-    (96, False): Style(late=True, ahead=False),
-    (96, True): Style(late=True, ahead=False),
-    (128, False): Style(late=True, ahead=False),
-    (128, True): Style(late=True, ahead=False),
+    (64, False): Style(late=True, fenced=True, taken=True),
+    (64, True): Style(late=True, fenced=True, taken=True),
+    (128, False): Style(taken=True),
+    (128, True): Style(taken=True),
 }
 IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
 # Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
@@ -139,13 +144,19 @@ class BackwardConfig:
 
     @property
     def transposed(self) -> bool:
-        """Whether dq is summed with its rows last."""
-        return not self.long and self.tile[0] < self.tile[1]
+        """Whether dq is summed with its rows last: where two groups share out neither its rows nor
+        its columns."""
+        return not self.long and all(n % self.tile[1] for n in (self.tile[0], self.depth))
 
     @property
     def sums(self) -> bool:
         """Whether tasks add up dq in memory."""
         return not (self.long or self.split)
+
+    @property
+    def fragments(self) -> bool:
+        """Whether what the kernels leave one another lies as the registers of matmuls do."""
+        return self.sums and not self.transposed
 
     @property
     def masked(self) -> bool:
@@ -155,7 +166,7 @@ class BackwardConfig:
     @property
     def written(self) -> Style:
         """How its loop is written."""
-        return self.style or STYLES.get((self.depth, self.causal), Style())
+        return self.style or STYLES.get((self.depth, self.causal), Style(late=True))
 
     @property
     def sum_depth(self) -> int:
@@ -179,7 +190,7 @@ class BackwardConfig:
         return (*self.turns_shape(shape), *last)
 
     def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Room of `base` and `delta` for lse of that shape: a pitch that the copy engine takes."""
+        """The shape of `base` and `delta` for lse of that shape."""
         return (*shape[:-1], -(-shape[-1] // PITCH) * PITCH)
 
     def places(self, tokens: int, sequences: int) -> int:
@@ -189,7 +200,7 @@ class BackwardConfig:
     def arrays(self, names: str) -> dict[str, Array]:
         """The parameters of those names."""
         rows, keys, row = "batch heads rows d", "batch kv_heads keys d", "batch heads rows"
-        lead, kept = "batch heads", row
+        lead, kept = "batch heads", "batch heads places" if self.sums else row
         if self.packed:
             rows, keys, row = "row_tokens heads d", "key_tokens kv_heads d", "heads row_tokens"
             lead, kept = "heads", "heads places"
@@ -200,11 +211,10 @@ class BackwardConfig:
             every |= dict.fromkeys("o do".split(), array(self.dtype, rows))
             every |= dict.fromkeys("v dv".split(), array(self.dtype, keys))
         every |= {"lse": array(FP32, row)}
-        every |= dict.fromkeys("base delta".split(), array(FP32, kept))
+        every |= dict.fromkeys("base delta".split(), array(FP32, kept, fragments=self.fragments))
         block = "e block" if self.transposed else "block e"
         every["turns"] = array(INT32, f"{lead} blocks")
-        fragments = not self.transposed  # which `finish` would have to turn out of fragments
-        every["dq_sum"] = array(FP32, f"{lead} blocks {block}", fragments=fragments)
+        every["dq_sum"] = array(FP32, f"{lead} blocks {block}", fragments=self.fragments)
         every["none"] = array(FP32, f"{lead} blocks {block}")
         every |= dict.fromkeys("row_bounds key_bounds".split(), array(INT32, "bounds"))
         every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks pair"))

@@ -12,14 +12,14 @@ of each sequence; `k, v: [batch, kv_heads, keys, d]`, or paged `[pages, page_key
 with `table: [batch, columns]`, which says where the pages of a sequence are. Query r of n stands
 at key position length - n + r. `o: [batch, kv_heads, rows, d]`, or in parts `parts: [batch,
 kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in powers of 2).
-`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well. Of
-8-bit elements q, k and v are times `scale_q, scale_k, scale_v: [batch, kv_heads]`, and o is bf16;
-values are turned on their way through shared memory (`fuse.turned_operands`).
+`attention.combine` joins parts. Of 8-bit elements q, k and v are times `scale_q, scale_k, scale_v:
+[batch, kv_heads]`, and o is bf16; values are turned on their way through shared memory
+(`fuse.turned_operands`).
 
 `mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
 [kv_heads, rows, d]` with the packed rows of all, of sequence s those of tokens `bounds[s]` to
 `bounds[s + 1]`, and `tiles: [tasks, 2]`, which says what sequence and which of its row tiles a task
-is. They are causal and not in parts.
+is (`attention.tasks`). They are causal and not in parts.
 
 Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
 absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention.program import LOG2E, refuse_scale
 from warploom.tile import (
@@ -80,15 +79,16 @@ HEADS = (64, 128)
 LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
-MOST_COLUMNS = 128  # of a row that a task of `combine` joins
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
+SLACK = 8.0  # powers of 2 by which a weight of latent attention may pass 1
 AT_A_TIME = 8  # parts that `combine` then joins at a time
 # Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
 # a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
 # whose ends tasks read.
 TASK_US, ALONE_US, TOGETHER_US, COMBINE_US, PART_US = 2.0, 0.72, 0.975, 0.5, 0.1
 # Latent attention: a task, a block of keys, and an element that a part leaves for `combine`.
-LATENT_TASK_US, LATENT_US, LEFT_US = 4.0, 1.9, 2e-6
+LATENT_TASK_US, LATENT_US, LEFT_US = 6.0, 1.8, 3.5e-6
+LONG = 4096  # keys that one SM reads in one go, where there are others to read
 UNDER_WAY = 96 * 1024  # bytes of keys and values that an SM asks for ahead
 
 
@@ -100,7 +100,9 @@ class DecodeConfig:
     page     tokens of a page; None: the cache is dense
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     split    the keys of a sequence are cut into parts, which `combine` joins
+    ragged   SMs take parts as they come, because sequences may have few keys or many
     part     keys of a part; None: equal parts, as many as there are `splits`
+    twin     of latent attention: two tiles of rows load the keys of their sequence once for both
     mixed    sequences have numbers of new tokens of their own
     tile     (packed rows, keys) of a block of scores
     """
@@ -116,6 +118,8 @@ class DecodeConfig:
     page: int | None = None
     split: bool = True
     part: int | None = None
+    ragged: bool = False
+    twin: bool = False
     mixed: bool = False
     tile: tuple[int, int] = (64, 64)
 
@@ -201,7 +205,8 @@ class DecodeConfig:
         found |= {} if self.value_dim else {"v": array(self.dtype, keys)}
         found["lengths"] = array(INT32, "batch")
         if self.page:
-            found["table"] = array(INT32, "batch columns")
+            # Of mixed batches the sequence behind the last one has no keys, and so no pages.
+            found["table"] = array(INT32, f"{'sequences' if self.mixed else 'batch'} columns")
         if self.mixed:
             found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
@@ -285,7 +290,11 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
         seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
         block = max_along(scores, "keys") * factor
-        highest = maximum(base, block - config.lift if config.lift else block)
+        if config.value_dim:
+            # Sums of 128 registers a thread are rescaled where a maximum outgrows them, not always.
+            highest = where(block > base + SLACK, block, base)
+        else:
+            highest = maximum(base, block - config.lift if config.lift else block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2(base - under)
@@ -396,7 +405,14 @@ def decode_policy(config: DecodeConfig) -> Policy:
     """One group of warps for 64 rows; the queries of the next task come beside this one's keys."""
     if config.value_dim:
         # One group makes the weights, and both have half of the columns of the result.
-        launch = LaunchPlan(split="e", store="direct", dependent=True, l2_promotion=128)
+        launch = LaunchPlan(
+            split="e",
+            cluster=("rows_tile", 2) if config.twin else ("", 1),
+            store="direct",
+            dependent=True,
+            skip_unit=True,
+            l2_promotion=128,
+        )
         return Policy("lcsf", launch, 2, 3 if config.narrow else 2, registers=(40, 232))
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
@@ -405,6 +421,8 @@ def decode_policy(config: DecodeConfig) -> Policy:
         store="direct",
         dependent=True,
         task_rings={"q_t": 2},
+        tile_scheduler="dynamic" if config.ragged else "static",
+        reads_ahead=config.page is not None and not config.narrow,
         l2_promotion=128,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
@@ -442,7 +460,9 @@ def planned(
     config = replace(config, tile=(64 if one_tile else 128, 128 if wide else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
-    tasks = heads * -(-rows // config.tile[0])
+    tiles = -(-rows // config.tile[0])
+    config = replace(config, twin=bool(config.value_dim) and tiles % 2 == 0)
+    tasks = heads * tiles
     blocks = max(1, -(-keys // config.tile[1]))
 
     def cost(parts: int) -> float:
@@ -455,78 +475,9 @@ def planned(
         return rounds * (TASK_US + -(-blocks // parts) * block) + joined
 
     chosen = splits or min(range(1, min(MOST_SPLITS, blocks) + 1), key=cost)
+    if not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
+        # Enough tasks for all SMs: of long caches parts, for lengths that differ. With 8 bits the
+        # warps that turn values have no registers left for it.
+        chosen = max(chosen, min(MOST_SPLITS, keys // LONG))
+        config = replace(config, ragged=chosen > 1)
     return Plan(replace(config, split=chosen > 1 or queries > 1), chosen)
-
-
-def combine(config: DecodeConfig, splits: int) -> Program:
-    """One softmax from those of all parts of the keys, one row a task: of at most `splits` parts,
-    or of `splits` parts of so many keys each at a time."""
-    names = ("parts", "sums", "lengths") if config.part else ("parts", "sums")
-    arrays = {name: config.arrays[name] for name in names}
-    arrays["o"] = array(config.result, f"batch queries kv_heads group {config.columns[1]}")
-    body = _combine_equal if config.part else _combine
-    return trace(body, arrays, name="combine", config=config, splits=splits)
-
-
-def _row(config: DecodeConfig) -> tuple[tuple[Index, ...], Span]:
-    """The task of `combine`: a packed row, and the columns of it; wide rows are several tasks."""
-    columns = config.columns[0]
-    own = {name: size(name) for name in ("batch", "kv_heads", "rows")}
-    if columns <= MOST_COLUMNS:
-        return tuple(grid(**own)), span(0, columns)
-    *row, piece = grid(**own, pieces=columns // MOST_COLUMNS)
-    return tuple(row), span(piece * MOST_COLUMNS, MOST_COLUMNS)
-
-
-def _combine(parts: Array, sums: Array, o: Array, config: DecodeConfig, splits: int) -> None:
-    (batch, kv_head, row), columns = _row(config)
-    every = span(0, splits)
-    lse = load(sums, batch, kv_head, every, row, edge=-math.inf)
-    highest = max_along(lse, "splits")
-    weights = exp2(lse - where(highest.equals(-math.inf), 0.0, highest))
-    total = sum_along(weights, "splits")
-    out = sum_along(load(parts, batch, kv_head, every, row, columns) * weights, "splits")
-    _put_row(config, o, (batch, kv_head, row, columns), out, total)
-
-
-def _put_row(
-    config: DecodeConfig, o: Array, at: tuple[Index, Index, Index, Span], out: Tile, total: Tile
-) -> None:
-    """Store columns of one packed row of sums and their weights."""
-    batch, kv_head, row, columns = at
-    out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
-    query, head = row // config.group, row % config.group
-    store(o, batch, query, kv_head, head, columns, tile=out.cast(config.result))
-
-
-def _combine_equal(
-    parts: Array, sums: Array, lengths: Array, o: Array, config: DecodeConfig, splits: int
-) -> None:
-    """Parts from the first to the last that the sequence has, by online softmax: how many there is
-    room for decides nothing."""
-    part, axis = config.part or PART, config.columns[1]
-    (batch, kv_head, row), columns = _row(config)
-    count = cdiv(minimum_index(read(lengths, batch), size("splits") * part), part)
-    base, total = full(-math.inf), zeros()
-    acc = zeros(FP32, **{axis: min(config.columns[0], MOST_COLUMNS)})
-    for i in loop(cdiv(count, splits)):
-        several = span(i * splits, splits)
-        own = coordinate("splits", splits, i * splits) < count
-        lse = where(own, load(sums, batch, kv_head, several, row), -math.inf)
-        highest = maximum(base, max_along(lse, "splits"))
-        under = where(highest.equals(-math.inf), 0.0, highest)
-        rescale, weights = exp2(base - under), exp2(lse - under)
-        total[:] = total * rescale + sum_along(weights, "splits")
-        share = load(parts, batch, kv_head, several, row, columns) * weights
-        acc[:] = acc * rescale + sum_along(share, "splits")
-        base[:] = highest
-    _put_row(config, o, (batch, kv_head, row, columns), acc, total)
-
-
-def combine_schedule(config: DecodeConfig, splits: int) -> SimtSchedule:
-    """A warp for a row, 16 bytes of each of up to 16 parts a thread: warps that share a row would
-    wait for each other. Begun while the parts are still being made."""
-    lanes = min(config.columns[0], MOST_COLUMNS) // 4
-    threads = max(32, lanes * max(1, splits // 16))
-    launch = LaunchPlan(persistent=False, dependent=True)
-    return SimtSchedule("parts", threads, lanes, 4, launch)

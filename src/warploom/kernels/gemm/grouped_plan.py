@@ -21,6 +21,8 @@ MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
+HIGH_RASTER = 2  # the same of tiles with three compute groups
+ONE_TILE = 192  # rows of an expert that mostly has one of these
 THIRDS = 192  # columns of a tile for results that are a multiple of it, with three compute groups
 # Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
 # with block scales, 4096 rows, timed on an H200.
@@ -88,8 +90,10 @@ def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
     if ragged and config.scales == "none":
         if rows >= MANY_ROWS:
             return GroupedPlan(replace(config, tile=(192, 256)), 3, dynamic=True)
-        if n % THIRDS == 0:
-            return GroupedPlan(replace(config, tile=(192, THIRDS)), 4, dynamic=True)
+        thirds = n % THIRDS == 0
+        if thirds or rows < ONE_TILE:
+            high = replace(config, tile=(192, THIRDS if thirds else 256))
+            return GroupedPlan(high, 4 if thirds else 3, dynamic=True, raster=HIGH_RASTER)
     tile, raster = (128, 256), RAGGED_RASTER if ragged else RASTER
     return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged, raster=raster)
 

@@ -15,6 +15,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, swap_operands
+from warploom.rewrites.early_factors import load_factors_early
 from warploom.rewrites.split_sums import Split, split_sums
 from warploom.tile import (
     BF16,
@@ -26,6 +27,7 @@ from warploom.tile import (
     array,
     cdiv,
     gelu,
+    gelu_tanh,
     grid,
     leaky_relu,
     load,
@@ -49,6 +51,7 @@ ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
     "relu": relu,
     "leaky_relu": leaky_relu,
     "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
     "silu": silu,
 }
 
@@ -157,7 +160,7 @@ def gemm(config: GemmConfig | None = None) -> Program:
         program = swap_operands(program)
     if chosen.in_cluster:
         program = cluster_reduce(program, chosen.slices, chosen.share)
-    return program
+    return program if chosen.workspace else load_factors_early(program)
 
 
 def combine(config: GemmConfig) -> Program:

@@ -55,6 +55,10 @@ def _gelu(x: Wide) -> Wide:
     return x * 0.5 * (1.0 + _erf(x * math.sqrt(0.5)))
 
 
+def _gelu_tanh(x: Wide) -> Wide:
+    return x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def _identity(x: Wide) -> Wide:
     return x
 
@@ -64,5 +68,6 @@ REFERENCE: dict[str, Callable[[Wide], Wide]] = {
     "relu": _relu,
     "leaky_relu": _leaky,
     "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "silu": _silu,
 }

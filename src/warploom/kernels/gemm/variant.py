@@ -33,6 +33,7 @@ SUMS_BESIDE = 100  # with three, when the producer takes 40 registers and theirs
 MOST_SHARED_SUMS = 128  # in a block that shares its SM
 LEAST_ROW = 32  # bytes of a row that the copy engine brings into a matmul's tile
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
+GELUS = ("gelu", "gelu_tanh")  # activations that take as long as some steps of k
 
 
 _program = lru_cache(maxsize=512)(gemm)
@@ -145,10 +146,11 @@ def free(config: GemmConfig) -> Mapping[str, Sequence[str]]:
 
 def kinds(config: GemmConfig) -> Sequence[str]:
     """By the width of the elements, and what is summed: two products, or outside of the tensor
-    core. Wider elements take as long for as many bytes."""
+    core; 16-bit ones also with gelu behind them. Wider elements take as long for as many bytes."""
     narrow = config.dtype.bits == 8
     leads = [*["dual"] * config.dual, *["8-bit promoted"] * config.promote, *["8-bit"] * narrow]
-    return [*leads, "16-bit"]
+    gelu = config.activation in GELUS and not leads
+    return [*leads, *["16-bit gelu"] * gelu, "16-bit"]
 
 
 TEMPLATE = Template(

@@ -192,6 +192,12 @@ DEVICE void read_early(Line<T, kCount>& x, const T* from, int place, int length,
   }
 }
 
+//@ quad_place
+// Where an array in fragments has an element of a vector.
+DEVICE int quad_place(int i) {
+  return i & ~15 | (i >> 1 & 3) << 2 | (i >> 3 & 1) << 1 | i & 1;
+}
+
 //@ read_any
 // Some of them may be outside, `step` apart, or the line at no multiple of its size.
 template <class T, int kCount, class X>

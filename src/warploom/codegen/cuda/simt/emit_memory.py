@@ -89,10 +89,13 @@ class Access:
         if place.row is not None:
             dim, start, size = place.row
             inner = row(layout)
-            self.checks.append(place.inside(dim, f"{start} + {inner}"))
+            number = f"{start} + {inner}"
+            self.checks.append(place.inside(dim, number))
             if layout.ragged_rows(size):
                 self.checks.insert(0, f"{inner} < {size}")
-            line += f" + {place.offset(dim, f'{start} + {inner}')}"
+            if form == ROW and op.array.fragments:
+                number = f"quad_place({number})"
+            line += f" + {place.offset(dim, number)}"
         self.line, self.first, self.length = line, "0", "1"
         self.first_column = "0"
         self.fits = ["0"]
@@ -167,7 +170,7 @@ class Access:
     def load_lines(self, name: str, early: bool = False, once: bool = False) -> list[str]:
         """Lines `name` from memory; `early`: the loads stay where they are, and `once`: nobody else
         reads them."""
-        if self.place.array.fragments:
+        if self.place.array.fragments and self.form != ROW:
             return self.each(f"read_fragments({name}{self.at}, {self._fragments()});")
         if early and not self.step and (self.vector == 1 or self.layout.schedule.aligned):
             return self._early_lines(name, once)
@@ -216,8 +219,11 @@ class Access:
             COL: ["thread_row == 0"] if self.layout.schedule.rows > 1 else [],
             SCALAR: ["thread_col == 0 && thread_row == 0"],
         }[self.form]
-        if self.place.array.fragments:
-            raise InputError(f"{self.op.where}: only matmul kernels store to {self.op.array}")
+        if self.place.array.fragments and self.form != ROW:
+            raise InputError(
+                f"{self.op.where}: store of {self.kind} to {self.op.array}: only matmul kernels "
+                "store tiles in fragments"
+            )
         if self.op.kind == "store_add":
             call = f"add_line<{self.vector}>({self.values(name)}, {self.places('any', *only)});"
             return self.each(call)
