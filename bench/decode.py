@@ -1,8 +1,8 @@
-"""Claims `decode`, `latent-decode`: a few new tokens over cached keys, in bytes of keys and values.
+"""Claim `decode`: attention of a few new tokens over cached keys, in bytes of keys and values.
 
     python -m bench.decode build DIR               our kernels into the cache DIR, without a GPU
     python -m bench.decode run DIR --out OUT       on the GPU machine
-    python -m bench.decode merge FILES             into bench/results/decode.json, latent_decode.json
+    python -m bench.decode merge FILES             into bench/results, latent attention by itself
 
 A case is `KIND BATCHxKEYS HEADS/KV_HEADS dHEAD_SIZE`, with `qN` for N new tokens. `dense` caches
 are `[batch, keys, kv_heads, d]`, `pageN` has pages of N tokens in random order, `ragged` lengths
@@ -409,7 +409,7 @@ def measured(torch: Any, case: Case) -> Evidence:
     if "dense" in samples:
         checks["dense"] = round(median_interval(samples["warploom"], samples["dense"])[0], 3)
     return Evidence(
-        claim="latent-decode" if case.latent else "decode",
+        claim="decode",
         kernel="latent decode" if case.latent else "decode",
         shape=case.name,
         dtype=case.config.dtype.name,
