@@ -34,10 +34,9 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.torch_op import NOMINAL_ROWS
+from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import (
     PART,
-    combine,
-    combine_schedule,
     decode,
     decode_policy,
     planned,

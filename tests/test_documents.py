@@ -48,7 +48,7 @@ INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
 SHORTER = {"tune": "--budget 1s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
 SEARCHES = re.compile(r"optimize \S+\.py:\S+ (?!.*--(space|effort))")  # gets --effort quick
-QUICK = 0.5  # seconds that a quick search has here: it tries a few points
+FIRST = "warploom.engine.search._Search._explore"  # is left out: a search tries its first point
 
 
 WRITING = ("-o", "--svg", "--json", "--trace", "--build")  # each with the place it writes to
@@ -213,7 +213,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the examples and the kernels of the emulation."""
     for folder in ("examples", "bench"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    monkeypatch.setitem(SECONDS, "quick", QUICK)
+    monkeypatch.setitem(SECONDS, "quick", 120.0)  # which compiling takes on a busy machine
+    monkeypatch.setattr(FIRST, lambda self: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "gated", raising=False)

@@ -20,7 +20,8 @@ from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import backward, backward_config
-from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_policy
+from warploom.kernels.attention.combine import combine
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention, default_policy
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.recurrent.program import RecurrentConfig, recurrent

@@ -22,8 +22,8 @@ from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
-from warploom.kernels.attention import decode
-from warploom.kernels.attention.decode import DecodeConfig
+from warploom.kernels.attention import combine as parts
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
@@ -84,8 +84,8 @@ def kernels() -> dict[str, tuple[Program, KernelSchedule, tuple[str, ...]]]:
         config = DecodeConfig(group=4, page=page, split=split)
         name = f"decode {page or 'dense'} {'parts' if split else 'whole'}"
         found[name] = (
-            decode.decode(config),
-            schedule_for(decode.decode(config), decode.decode_policy(config)),
+            decode(config),
+            schedule_for(decode(config), decode_policy(config)),
             (),
         )
     return found
@@ -95,8 +95,8 @@ def sums() -> dict[str, CudaSource]:
     """The kernels that add up slices of a product, and that join parts of the keys."""
     found: dict[str, CudaSource] = {}
     for room in (4, 16):
-        program = decode.combine(DecodeConfig(group=4), room)
-        schedule = decode.combine_schedule(DecodeConfig(group=4), room)
+        program = parts.combine(DecodeConfig(group=4), room)
+        schedule = parts.combine_schedule(DecodeConfig(group=4), room)
         found[f"decode join of {room} parts"] = emit_simt(program, schedule, "sm_90a")
     for shape in GEMM_SHAPES["plain"][1].split():
         choice = choose_gemm(*map(int, shape.split("x")), GEMM_SHAPES["plain"][0], sliced=True)

@@ -41,6 +41,9 @@ PACKAGES = (
 )
 
 
+LAPTOP = {"sass", "compile", "solver", "derive"}  # what the extra of that name holds
+
+
 @dataclass(frozen=True)
 class Line:
     """One thing looked for. `found` is a version or a description, empty when it is missing."""
@@ -135,8 +138,14 @@ def _report(lines: list[Line]) -> dict[str, Any]:
 
 
 def _installs(lines: list[Line]) -> list[str]:
-    """The install lines of what is missing, each once, in the order met."""
-    return list(dict.fromkeys(line.install for line in lines if not line.found and line.install))
+    """The install lines of what is missing: each extra once, and the one that holds four others."""
+    asked = [line.install for line in lines if not line.found and line.install]
+    extras = [
+        extra for one in asked for extra in one.partition("[")[2].partition("]")[0].split(",")
+    ]
+    if set(extras) >= LAPTOP:
+        extras = ["laptop", *(extra for extra in extras if extra not in LAPTOP)]
+    return [f"pip install 'warploom[{extra}]'" for extra in dict.fromkeys(extras)]
 
 
 def _text(lines: list[Line]) -> str:

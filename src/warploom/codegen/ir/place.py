@@ -36,6 +36,7 @@ from warploom.codegen.ir.layout import (
     shared_tile,
     vector_tile,
 )
+from warploom.codegen.ir.led import led_by_one
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
@@ -217,57 +218,18 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
 
 
 def _led_by_one(placement: Placement) -> Placement:
-    """The placement where one group leads: what it alone does, and what it hands to the others."""
-    fusion = placement.fusion
-    ops = [
-        op
-        for op in placement.program.ops()
-        if op.id in fusion.kept and not (op.dst and placement.is_shared(op.dst))
-    ]
-    cut = [op for op in ops if placement.is_split(_result(op))]
-    rest = [op for op in ops if not placement.is_split(_result(op))]
-    made, before = set[str](), set[str]()
-    products = {op.dst.name for op in rest if op.kind == "mma" and op.dst is not None}
-    made |= products
-    while made != before:
-        before = set(made)
-        for op in rest:
-            if op.dst is not None and any(var.name in made for var in fusion.sources(op)):
-                made.add(op.dst.name)
-    led = frozenset(
-        op.id
-        for op in rest
-        if (op.dst is not None and op.dst.name in made)
-        or (op.dst is None and any(var.name in made for var in fusion.sources(op)))
-    )
-    handed: dict[str, Var] = {}
-    staged = dict(placement.staged)
-    for op in cut:
-        for var in fusion.sources(op):
-            if var.name not in made:
-                continue
-            handed[var.name] = var
-            first = op.kind == "mma" and var == op.srcs[0] and var.type.names[1] == contracted(op)
-            if first:
-                staged[var.name] = _staged_tile(op, var)
-            elif len(var.type.axes) != 1 or var.type.names[0] not in placement.rows:
-                raise InputError(
-                    f"{op.where}: {op.kind} reads {var.name}: {var.type}, which one group makes "
-                    f"for all, as the schedule splits the columns {placement.split!r}; it hands "
-                    "on first operands of matmuls and vectors along rows"
-                )
+    """The placement where one group makes what has no part of the split columns (`ir.led`)."""
+    kept = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
+    own = [op for op in kept if not (op.dst and placement.is_shared(op.dst))]
+    led = led_by_one(own, placement.fusion, placement.is_split, placement.rows)
+    operands = {name: _staged_tile(op, var) for name, (op, var) in led.operands.items()}
     return replace(
         placement,
-        staged=staged,
-        common=placement.common | (staged.keys() & handed.keys()),
-        led=led,
-        handed=frozenset(handed),
+        staged=placement.staged | operands,
+        common=placement.common | operands.keys(),
+        led=led.ops,
+        handed=led.vectors | operands.keys(),
     )
-
-
-def _result(op: Op) -> TileType:
-    """The type of what an op gives or stores."""
-    return op.srcs[0].type if op.dst is None else op.dst.type
 
 
 def _typed(op: Op) -> TileType:

@@ -12,17 +12,19 @@ of each sequence; `k, v: [batch, kv_heads, keys, d]`, or paged `[pages, page_key
 with `table: [batch, columns]`, which says where the pages of a sequence are. Query r of n stands
 at key position length - n + r. `o: [batch, kv_heads, rows, d]`, or in parts `parts: [batch,
 kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in powers of 2).
-`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well. Of
-8-bit elements q, k and v are times `scale_q, scale_k, scale_v: [batch, kv_heads]`, and o is bf16;
-values are turned on their way through shared memory (`fuse.turned_operands`).
+`attention.combine` joins parts. Of 8-bit elements q, k and v are times `scale_q, scale_k, scale_v:
+[batch, kv_heads]`, and o is bf16; values are turned on their way through shared memory
+(`fuse.turned_operands`).
 
 `mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
 [kv_heads, rows, d]` with the packed rows of all, of sequence s those of tokens `bounds[s]` to
 `bounds[s + 1]`, and `tiles: [tasks, 2]`, which says what sequence and which of its row tiles a task
-is. They are causal and not in parts.
+is (`attention.tasks`). They are causal and not in parts.
 
 Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
 absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
+
+With `sinks: [kv_heads, rows]` a row's sum of weights begins with exp(sink), whose value is 0.
 
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
@@ -35,7 +37,6 @@ from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention.program import LOG2E, refuse_scale
 from warploom.tile import (
@@ -63,6 +64,7 @@ from warploom.tile import (
     maximum,
     maximum_index,
     minimum_index,
+    number,
     read,
     reciprocal,
     size,
@@ -80,7 +82,6 @@ HEADS = (64, 128)
 LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
-MOST_COLUMNS, FEW_SPLITS = 128, 16  # of a row that a task of `combine` joins, of more parts than so
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
 SLACK = 8.0  # powers of 2 by which a weight of latent attention may pass 1
 AT_A_TIME = 8  # parts that `combine` then joins at a time
@@ -101,6 +102,7 @@ class DecodeConfig:
     value_dim  values are the first columns of the keys, as many as these; None: they are arrays
     page     tokens of a page; None: the cache is dense
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
+    sinks    each head weighs one score more, a number of its own without a value
     split    the keys of a sequence are cut into parts, which `combine` joins
     ragged   SMs take parts as they come, because sequences may have few keys or many
     part     keys of a part; None: equal parts, as many as there are `splits`
@@ -118,6 +120,7 @@ class DecodeConfig:
     softcap: float = 0.0
     scale: float | None = None
     page: int | None = None
+    sinks: bool = False
     split: bool = True
     part: int | None = None
     ragged: bool = False
@@ -155,6 +158,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode mixed=True split={self.split} causal={self.causal}: expected a causal "
                 "mask, and keys that are not in parts"
+            )
+        if self.sinks and (self.mixed or self.value_dim):
+            raise InputError(
+                f"decode sinks=True mixed={self.mixed} value_dim={self.value_dim}: expected "
+                "neither mixed batches nor latent attention"
             )
         if self.part is not None and (not self.split or self.part < 1 or self.part % self.tile[1]):
             raise InputError(
@@ -213,6 +221,8 @@ class DecodeConfig:
             found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
             found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in self.scaled}
+        if self.sinks:
+            found["sinks"] = array(FP32, "kv_heads rows")
         if not self.split:
             return {**found, "o": array(self.result, f"{rows} {self.columns[1]}")}
         parts = "batch kv_heads splits rows"
@@ -277,6 +287,10 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
     queries = [load(q, *task.load, part) for part in _pieces(config)]
     scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
+    if config.sinks:  # once, in the first part
+        scores = load(rest["sinks"], kv_head, task.load[2], edge=-math.inf) * LOG2E
+        base[:] = where(number(task.split).equals(0), scores, -math.inf)
+        total[:] = where(base.equals(-math.inf), 0.0, 1.0)
     columns, axis = config.columns
     acc = zeros(FP32, **{"rows": height, axis: columns})
     caches = [cache for cache in (k, rest.get("v")) if cache is not None]
@@ -483,83 +497,3 @@ def planned(
         chosen = max(chosen, min(MOST_SPLITS, keys // LONG))
         config = replace(config, ragged=chosen > 1)
     return Plan(replace(config, split=chosen > 1 or queries > 1), chosen)
-
-
-def combine(config: DecodeConfig, splits: int) -> Program:
-    """One softmax from those of all parts of the keys, one row a task: of at most `splits` parts,
-    or of `splits` parts of so many keys each at a time."""
-    names = ("parts", "sums", "lengths") if config.part else ("parts", "sums")
-    arrays = {name: config.arrays[name] for name in names}
-    arrays["o"] = array(config.result, f"batch queries kv_heads group {config.columns[1]}")
-    body = _combine_equal if config.part else _combine
-    return trace(body, arrays, name="combine", config=config, splits=splits)
-
-
-def _width(config: DecodeConfig, splits: int) -> int:
-    """Columns of a row that a task of `combine` joins: all, or where there are many parts as many
-    as registers hold of them."""
-    return min(config.columns[0], MOST_COLUMNS if splits > FEW_SPLITS else config.columns[0])
-
-
-def _row(config: DecodeConfig, splits: int) -> tuple[tuple[Index, ...], Span]:
-    """The task of `combine`: a packed row, and columns of it."""
-    columns, width = config.columns[0], _width(config, splits)
-    own = {name: size(name) for name in ("batch", "kv_heads", "rows")}
-    if columns == width:
-        return tuple(grid(**own)), span(0, columns)
-    *row, piece = grid(**own, pieces=columns // width)
-    return tuple(row), span(piece * width, width)
-
-
-def _combine(parts: Array, sums: Array, o: Array, config: DecodeConfig, splits: int) -> None:
-    (batch, kv_head, row), columns = _row(config, splits)
-    every = span(0, splits)
-    lse = load(sums, batch, kv_head, every, row, edge=-math.inf)
-    highest = max_along(lse, "splits")
-    weights = exp2(lse - where(highest.equals(-math.inf), 0.0, highest))
-    total = sum_along(weights, "splits")
-    out = sum_along(load(parts, batch, kv_head, every, row, columns) * weights, "splits")
-    _put_row(config, o, (batch, kv_head, row, columns), out, total)
-
-
-def _put_row(
-    config: DecodeConfig, o: Array, at: tuple[Index, Index, Index, Span], out: Tile, total: Tile
-) -> None:
-    """Store columns of one packed row of sums and their weights."""
-    batch, kv_head, row, columns = at
-    out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
-    query, head = row // config.group, row % config.group
-    store(o, batch, query, kv_head, head, columns, tile=out.cast(config.result))
-
-
-def _combine_equal(
-    parts: Array, sums: Array, lengths: Array, o: Array, config: DecodeConfig, splits: int
-) -> None:
-    """Parts from the first to the last that the sequence has, by online softmax: how many there is
-    room for decides nothing."""
-    part, axis = config.part or PART, config.columns[1]
-    (batch, kv_head, row), columns = _row(config, splits)
-    count = cdiv(minimum_index(read(lengths, batch), size("splits") * part), part)
-    base, total = full(-math.inf), zeros()
-    acc = zeros(FP32, **{axis: _width(config, splits)})
-    for i in loop(cdiv(count, splits)):
-        several = span(i * splits, splits)
-        own = coordinate("splits", splits, i * splits) < count
-        lse = where(own, load(sums, batch, kv_head, several, row), -math.inf)
-        highest = maximum(base, max_along(lse, "splits"))
-        under = where(highest.equals(-math.inf), 0.0, highest)
-        rescale, weights = exp2(base - under), exp2(lse - under)
-        total[:] = total * rescale + sum_along(weights, "splits")
-        share = load(parts, batch, kv_head, several, row, columns) * weights
-        acc[:] = acc * rescale + sum_along(share, "splits")
-        base[:] = highest
-    _put_row(config, o, (batch, kv_head, row, columns), acc, total)
-
-
-def combine_schedule(config: DecodeConfig, splits: int) -> SimtSchedule:
-    """A warp for a row, 16 bytes of each of up to 16 parts a thread: warps that share a row would
-    wait for each other. Begun while the parts are still being made."""
-    lanes = _width(config, splits) // 4
-    threads = max(32, lanes * max(1, splits // 16))
-    launch = LaunchPlan(persistent=False, dependent=True)
-    return SimtSchedule("parts", threads, lanes, 4, launch)
