@@ -283,7 +283,7 @@ def test_a_wrong_constant_in_the_emitted_code_fails() -> None:
     chosen, sizes = select("gemm", settings), configure("gemm", settings)[1]
     source = chosen.emitted()
     assert checked("gemm", chosen.config, sizes, source).passed
-    wrong = replace(source, text=source.text.replace("0.70710678", "0.74"))
+    wrong = replace(source, text=source.text.replace("f), a, -1.0f)", "f), a, -1.05f)"))
     assert wrong.text != source.text
     with pytest.raises(CheckFailed, match="off by more than rounding"):
         checked("gemm", chosen.config, sizes, wrong).require()
