@@ -277,8 +277,8 @@ def test_the_check_of_a_default_is_quick() -> None:
 
 
 def test_a_wrong_constant_in_the_emitted_code_fails() -> None:
-    """Planted fault: a constant of gelu is off by 10 %. Sums have few terms, so that elements are where
-    gelu is neither 0 nor its argument."""
+    """Planted fault: a constant of gelu is off by 10 %. Sums have few terms, so that elements are
+    where gelu is neither 0 nor its argument."""
     settings = {"activation": "gelu", "k": "8", "m": "64", "n": "64"}
     chosen, sizes = select("gemm", settings), configure("gemm", settings)[1]
     source = chosen.emitted()
