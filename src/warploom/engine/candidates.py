@@ -32,7 +32,7 @@ VARIED = 4  # forms whose fastest point gets other plans and options
 PLANS = 3  # of a point that are candidates, of all that were ranked
 WIDE = 1.5  # times the least ideal: open sizes beyond are none
 NEAR = 1.1  # times the best: what is slower gets no other plans or options
-BOLD, HOPE = 0.5, 2.0  # standard deviations below what is likely: to compare points, to give one up
+BOLD, HOPE = 1.0, 2.0  # standard deviations below what is likely: to compare points, to give one up
 AHEAD = ("overlapped", "pingpong")  # orders that begin an iteration ahead, as overlapping tasks do
 Sizes = tuple[tuple[str, str], ...]  # a choice of the open sizes
 
