@@ -47,6 +47,8 @@ ENTRY_POINTS = (
     ".integrations.torch_decode",
     ".integrations.torch_experts",
     ".integrations.torch_gemm",
+    ".integrations.torch_hedgehog",
+    ".integrations.torch_loss",
     ".integrations.torch_mixed",
     ".integrations.torch_mla",
     ".integrations.torch_op",

@@ -2,7 +2,7 @@
 
     python -m bench.decode build DIR               our kernels into the cache DIR, without a GPU
     python -m bench.decode run DIR --out OUT       on the GPU machine
-    python -m bench.decode merge FILES             into bench/results/decode.json
+    python -m bench.decode merge FILES             into bench/results, latent attention by itself
 
 A case is `KIND BATCHxKEYS HEADS/KV_HEADS dHEAD_SIZE`, with `qN` for N new tokens. `dense` caches
 are `[batch, keys, kv_heads, d]`, `pageN` has pages of N tokens in random order, `ragged` lengths
@@ -57,6 +57,7 @@ from warploom.runtime.stats import median_interval
 from warploom.tile import BF16, E4M3
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"
+LATENT_RESULTS = RESULTS.with_name("latent_decode.json")
 MACHINE = machine.load("h200")
 BEYOND_L2 = 2e8  # bytes of operands that alternate
 MOST_COPIES = 24
@@ -436,10 +437,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     args = parser.parse_args()
     if args.what == "merge":
-        old = read_rows(RESULTS) if RESULTS.exists() else []
         fresh = [row for file in args.paths for row in read_rows(file)]
-        known = {row.shape: row for row in (*old, *fresh)}
-        write_rows(RESULTS, sorted(known.values(), key=lambda row: CASES.index(row.shape)))
+        for target in (RESULTS, LATENT_RESULTS):
+            old = read_rows(target) if target.exists() else []
+            own = [r for r in fresh if Case(r.shape).latent == (target == LATENT_RESULTS)]
+            known = {row.shape: row for row in (*old, *own)}
+            write_rows(target, sorted(known.values(), key=lambda row: CASES.index(row.shape)))
         return
     if args.paths:
         os.environ["WARPLOOM_CACHE"] = str(args.paths[0].resolve())

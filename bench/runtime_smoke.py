@@ -132,7 +132,6 @@ class Smoke:
         rate = 300 / (time.perf_counter() - began)
         expect(all(result.outcome == "ok" for result in results), "a right candidate was refused")
         spread = np.percentile([result.speedup for result in results], [5, 50, 95])
-        expect(rate >= 100, f"{rate:.0f} candidates/s, expected 100")
         return {
             "kernel_us": round(baseline.rough_us, 2),
             "candidates_per_s": round(rate, 1),
@@ -244,7 +243,10 @@ def main() -> int:
     for name in names:
         began = time.perf_counter()
         try:
-            entry = {"ok": True, "found": getattr(smoke, name)()}
+            found = getattr(smoke, name)()
+            if name == "search_path":  # a rate of a machine that does nothing else
+                expect(found["candidates_per_s"] >= 100, f"{found}: expected 100 candidates/s")
+            entry = {"ok": True, "found": found}
         except Exception as error:
             traceback.print_exc()
             entry = {"ok": False, "error": f"{type(error).__name__}: {error}"}

@@ -284,9 +284,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
             // Acquire a_b
             barrier_wait(a_b_empty + a_b_cursor.slot * 8, a_b_cursor.parity ^ 1);
             barrier_expect(a_b_full + a_b_cursor.slot * 8, 40960);
-            // Fill load.1 into a_b  program.py:188
+            // Fill load.1 into a_b  program.py:191
             tma_load_2d(a_b_base + a_b_cursor.slot * 40960 + 0, &a_map, a_b_full + a_b_cursor.slot * 8, (i_ * 64), (m_tile * 128));
-            // Fill load.2 into a_b  program.py:190
+            // Fill load.2 into a_b  program.py:193
             tma_load_2d_multicast(a_b_base + a_b_cursor.slot * 40960 + 16384 + rank * 4096, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 192), (i_ * 64) + rank * 32, 3);
             tma_load_2d_multicast(a_b_base + a_b_cursor.slot * 40960 + 24576 + rank * 4096, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 192) + 64, (i_ * 64) + rank * 32, 3);
             tma_load_2d_multicast(a_b_base + a_b_cursor.slot * 40960 + 32768 + rank * 4096, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 192) + 128, (i_ * 64) + rank * 32, 3);
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
       const int n_tile = n_tile_place;
       float acc[1][96];
       int acc_live = 0;
-      // Run fill.0  program.py:183
+      // Run fill.0  program.py:186
       acc_live = 0;
       {
         const int i_start = 0, i_stop = ((k + 63) / 64);
@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
             barrier_wait(a_b_full + a_b_cursor.slot * 8, a_b_cursor.parity);
             const unsigned a_b_at = in_block(a_b_base) + a_b_cursor.slot * 40960;
             advance<4>(a_b_cursor);
-            // Issue mma.3  program.py:192
+            // Issue mma.3  program.py:195
             pin(acc);
             wgmma_fence();
             wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10000, 0x40000040, a_b_at + part * 8192), descriptor(0x2000400, 0x40000040, a_b_at), acc_live);
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
             barrier_wait(a_b_full + a_b_cursor.slot * 8, a_b_cursor.parity);
             const unsigned a_b_at = in_block(a_b_base) + a_b_cursor.slot * 40960;
             advance<4>(a_b_cursor);
-            // Issue mma.3  program.py:192
+            // Issue mma.3  program.py:195
             pin(acc);
             wgmma_fence();
             wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10000, 0x40000040, a_b_at + part * 8192), descriptor(0x2000400, 0x40000040, a_b_at), acc_live);
@@ -377,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
               acc[t][i] = 0.0f;
         }
       }
-      // Run store.5  program.py:221
+      // Run store.5  program.py:224
       if (threadIdx.x % 128 == 0) store_wait_read<0>();
       if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
       if ((n_tile * 192) + 0 < n) {

@@ -1,23 +1,23 @@
 // softmax: emitted by warploom from a tile program and the schedule "simt":
-// 1 blocks of 128 threads for a task, 32 along the columns, 8 columns each.
+// 1 blocks of 64 threads for a task, 32 along the columns, 8 columns each.
 //
 //   program softmax(x: bf16[m, n], y: bf16[m, n])
-//     for each m_tile < ((m + 3) // 4)
-//       0  x_t: bf16[m=4, n=1024] = load x[(m_tile * 4) +4, 0 +1024] edge 0.0
-//       1  x_t_1: fp32[m=4, n=1024] = cast x_t
-//       2  max: fp32[m=4] = reduce_max x_t_1 axis n
+//     for each m_tile < ((m + 1) // 2)
+//       0  x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0
+//       1  x_t_1: fp32[m=2, n=1024] = cast x_t
+//       2  max: fp32[m=2] = reduce_max x_t_1 axis n
 //       3  const: fp32[] = fill 1.4426950408889634
-//       4  mul: fp32[m=4, n=1024] = mul x_t_1, const
+//       4  mul: fp32[m=2, n=1024] = mul x_t_1, const
 //       5  const_1: fp32[] = fill 1.4426950408889634
-//       6  mul_1: fp32[m=4] = mul max, const_1
-//       7  sub: fp32[m=4, n=1024] = sub mul, mul_1
-//       8  exp2: fp32[m=4, n=1024] = exp2 sub
-//       9  sum: fp32[m=4] = reduce_sum exp2 axis n
+//       6  mul_1: fp32[m=2] = mul max, const_1
+//       7  sub: fp32[m=2, n=1024] = sub mul, mul_1
+//       8  exp2: fp32[m=2, n=1024] = exp2 sub
+//       9  sum: fp32[m=2] = reduce_sum exp2 axis n
 //      10  const_2: fp32[] = fill 1.0
-//      11  div: fp32[m=4] = div const_2, sum
-//      12  mul_2: fp32[m=4, n=1024] = mul exp2, div
-//      13  mul_3: bf16[m=4, n=1024] = cast mul_2
-//      14  store mul_3 y[(m_tile * 4) +4, 0 +1024]
+//      11  div: fp32[m=2] = div const_2, sum
+//      12  mul_2: fp32[m=2, n=1024] = mul exp2, div
+//      13  mul_3: bf16[m=2, n=1024] = cast mul_2
+//      14  store mul_3 y[(m_tile * 2) +2, 0 +1024]
 
 #define DEVICE __device__ __forceinline__
 #ifndef INFINITY
@@ -33,6 +33,11 @@ DEVICE void set(int& y, int x) { y = x; }
 DEVICE void set(unsigned char& y, bool x) { y = x; }
 DEVICE void add_to(float* p, float x) { atomicAdd(p, x); }
 DEVICE void add_to(int* p, int x) { atomicAdd(p, x); }
+
+// A run of one row of accumulators, for one of several matmuls side by side.
+template <int kCount> DEVICE float (&some(float* first))[kCount] {
+  return *reinterpret_cast<float (*)[kCount]>(first);
+}
 
 DEVICE float exp2_fast(float x) {
   float y;
@@ -144,14 +149,45 @@ template <class T, int kCount, class X> DEVICE void edge_line(Line<T, kCount>& x
   for (int h = 0; h < kCount; ++h) x.put(h, y);
 }
 
-// Neighbours from `place` on of a line of memory that ends at `length`: all of them, or no one is
-// inside and they are `edge`.
-template <class T, int kCount, class X>
-DEVICE void read_whole(Line<T, kCount>& x, const T* line, int place, int length, bool inside,
+// One access for each 16 bytes, or one of 8, 4 or 2, which the compiler leaves where it is: it would
+// move some of a row's loads behind the first use of others. What is read once passes by L1.
+template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const void* from) {
+  if constexpr (kBytes == 2) {
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
+  } else if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int s = 0; s < kBytes / 16; ++s) {
+      unsigned* const x = to + 4 * s;
+      const char* const at = static_cast<const char*>(from) + 16 * s;
+      if constexpr (kOnce)
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
+      else
+        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
+    }
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  } else {
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+  }
+}
+
+// An address that is computed once: accesses then differ by what stands in the instruction.
+template <class T> DEVICE const T* pinned(const T* p) {
+  const T* q;
+  asm volatile("mov.u64 %0, %1;" : "=l"(q) : "l"(p));
+  return q;
+}
+
+template <bool kOnce, class T, int kCount, class X>
+DEVICE void read_early(Line<T, kCount>& x, const T* from, int place, int length, bool inside,
                        X edge) {
   edge_line(x, edge);
-  if (inside && unsigned(place) < unsigned(length))
-    copy_bytes<kCount * int(sizeof(T))>(x.words, line + place);
+  if (inside && unsigned(place) < unsigned(length)) {
+    if constexpr (kCount * int(sizeof(T)) == 1) copy_bytes<1>(x.words, from);
+    else load_now<kCount * int(sizeof(T)), kOnce>(x.words, from);
+  }
 }
 
 template <int kCount, class X, class T>
@@ -207,7 +243,7 @@ DEVICE void combine(T* x, void* shared, F f) {
   combine_warps<kPeers, kStride, kCount>(x, shared, f);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) softmax(
+extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     const Bf16* __restrict__ x_data,
     long long x_stride0,
     Bf16* __restrict__ y_data,
@@ -217,13 +253,12 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
   extern __shared__ __align__(16) unsigned char shared[];
   const int thread_col = int(threadIdx.x % 32);
   const int thread_row = int(threadIdx.x / 32);
-  const int m_tile_count = ((m + 3) / 4);
+  const int m_tile_count = ((m + 1) / 2);
   const int tasks = m_tile_count;
-  #pragma unroll 1
-  for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
+  const int task = blockIdx.x;
+  if (task < tasks) {
     int rest = task;
-    const int m_tile_place = rest % m_tile_count;
-    rest /= m_tile_count;
+    const int m_tile_place = rest;
     const int m_tile = m_tile_place;
     float x_t[1][32];
     float x_t_1[1][32];
@@ -242,12 +277,13 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
     Line<Bf16, 8> lines0_at[1][4];
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
+      const Bf16* const from_at = pinned(x_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * x_stride0 + 0 + thread_col * 8);
       #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        read_whole(lines0_at[i][s], x_data + static_cast<long long>((m_tile * 4) + ((i) * 4 + thread_row)) * x_stride0, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 4) + ((i) * 4 + thread_row)) < static_cast<unsigned>(m), 0.0f);
+        read_early<false>(lines0_at[i][s], from_at + s * 256, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
       }
     }
-    // x_t: bf16[m=4, n=1024] = load x[(m_tile * 4) +4, 0 +1024] edge 0.0  program.py:112
+    // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:111
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -255,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         values_of(&x_t[i][s * 8], lines0_at[i][s]);
       }
     }
-    // x_t_1: fp32[m=4, n=1024] = cast x_t  program.py:113
+    // x_t_1: fp32[m=2, n=1024] = cast x_t  program.py:112
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -263,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         x_t_1[i][j] = x_t[i][j];
       }
     }
-    // max: fp32[m=4] = reduce_max x_t_1 axis n  program.py:196
+    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:195
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -276,9 +312,9 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
       }
       combine<32, 1, 1>(max_, shared, [](float a, float b) { return fmaxf(a, b); });
     }
-    // const: fp32[] = fill 1.4426950408889634  program.py:197
+    // const: fp32[] = fill 1.4426950408889634  program.py:196
     const_ = 1.4426950408889634f;
-    // mul: fp32[m=4, n=1024] = mul x_t_1, const  program.py:197
+    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:196
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -286,14 +322,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         mul[i][j] = (x_t_1[i][j] * const_);
       }
     }
-    // const_1: fp32[] = fill 1.4426950408889634  program.py:197
+    // const_1: fp32[] = fill 1.4426950408889634  program.py:196
     const_1 = 1.4426950408889634f;
-    // mul_1: fp32[m=4] = mul max, const_1  program.py:197
+    // mul_1: fp32[m=2] = mul max, const_1  program.py:196
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       mul_1[i] = (max_[i] * const_1);
     }
-    // sub: fp32[m=4, n=1024] = sub mul, mul_1  program.py:197
+    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:196
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -301,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         sub[i][j] = (mul[i][j] - mul_1[i]);
       }
     }
-    // exp2: fp32[m=4, n=1024] = exp2 sub  program.py:197
+    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:196
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -309,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         exp2[i][j] = exp2_fast(sub[i][j]);
       }
     }
-    // sum: fp32[m=4] = reduce_sum exp2 axis n  program.py:198
+    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:197
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -322,14 +358,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
       }
       combine<32, 1, 1>(sum, shared, [](float a, float b) { return (a + b); });
     }
-    // const_2: fp32[] = fill 1.0  program.py:199
+    // const_2: fp32[] = fill 1.0  program.py:198
     const_2 = 1.0f;
-    // div: fp32[m=4] = div const_2, sum  program.py:199
+    // div: fp32[m=2] = div const_2, sum  program.py:198
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       div[i] = __fdividef(const_2, sum[i]);
     }
-    // mul_2: fp32[m=4, n=1024] = mul exp2, div  program.py:199
+    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:198
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -337,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         mul_2[i][j] = (exp2[i][j] * div[i]);
       }
     }
-    // mul_3: bf16[m=4, n=1024] = cast mul_2  program.py:118
+    // mul_3: bf16[m=2, n=1024] = cast mul_2  program.py:117
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -345,12 +381,12 @@ extern "C" __global__ void __launch_bounds__(128, 4) softmax(
         mul_3[i][j] = mul_2[i][j];
       }
     }
-    // store mul_3 y[(m_tile * 4) +4, 0 +1024]  program.py:118
+    // store mul_3 y[(m_tile * 2) +2, 0 +1024]  program.py:117
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        write_whole<8>(&mul_3[i][s * 8], y_data + static_cast<long long>((m_tile * 4) + ((i) * 4 + thread_row)) * y_stride0, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 4) + ((i) * 4 + thread_row)) < static_cast<unsigned>(m));
+        write_whole<8>(&mul_3[i][s * 8], y_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * y_stride0, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m));
       }
     }
   }

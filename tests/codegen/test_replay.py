@@ -204,4 +204,4 @@ def test_the_bound_is_below_what_was_counted_on_the_machine():
     chosen = select("gemm", {"m": "8192", "n": "8192", "k": "8192"})
     assert chosen.config.tile[:2] == (128, 192)
     (found,) = replay(chosen.program, chosen.schedule, chosen.build().cubin).loops.values()
-    assert found.bound == 768 and "unit TC" in found.reason
+    assert found.bound == 768 and "tensor core" in found.reason

@@ -166,6 +166,14 @@ def test_where_the_usual_form_is_refused_others_are_tried() -> None:
     assert found[0].rules == ("swap_operands",) and () in [one.rules for one in found[:4]]
 
 
+def test_sizes_that_do_not_fit_one_rewrite_are_candidates_without_it() -> None:
+    """200 columns are no rows of three groups, which swapped operands would make them."""
+    candidates = Candidates(Space(GEMM, {"tile_m": "192", "tile_n": "200"}), PRODUCT, "h200")
+    (settings,) = candidates.space.sizes()
+    assert candidates.ideal(settings) < float("inf")
+    assert next(candidates.first()).rules == ()
+
+
 def test_what_spills_is_tried_in_fewer_groups() -> None:
     space = Space(FILE, {"rows_of_a_tile": "128", "keys_of_a_tile": "64", "dim": "64"})
     candidates = Candidates(space, SIZES, "h200")
@@ -200,9 +208,10 @@ def test_an_estimate_knows_what_was_tried_and_doubts_what_is_far(space) -> None:
     mean, off = asked.asked([point, far])
     assert mean[0] == mean[1] and off[0] == off[1]
     asked.add(point, 150.0)
+    asked.add(replace(point, order="overlapped"), 130.0)
     asked.add(far, None)  # refused: as slow as the slowest
     mean, off = asked.asked([point, near, replace(point, order="lcsf"), far])
-    assert np.exp(mean[0]) == pytest.approx(150.0, rel=1e-3) == np.exp(mean[3])
+    assert np.exp(mean[0]) == pytest.approx(150.0, rel=5e-3) == np.exp(mean[3])
     assert off[0] < 0.02 < off[1] < off[2]
 
 

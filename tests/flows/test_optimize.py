@@ -306,7 +306,7 @@ def test_an_effort_is_for_what_is_searched_only() -> None:
         {"name": own, "schedule": "lcsf"},
         {"name": own, "compare": True},
     ):
-        with pytest.raises(InputError, match="--effort goes with"):
+        with pytest.raises(InputError, match="--effort is of the search for your own program"):
             OptimizeSettings(**asked, effort="quick")
     with pytest.raises(InputError, match="expected one of quick, normal, thorough"):
         OptimizeSettings(own, effort="fast")

@@ -74,6 +74,27 @@ def test_windows_and_heads_of_64():
     assert close(got, exact(q, k, v, lengths, causal=True, window=100))
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+def test_sinks_share_the_sum_of_weights(queries):
+    lengths = (700, 0, 1023)
+    arguments, k, v = caches(len(lengths), 1024, lengths, 64)
+    q = torch.randn(len(lengths), queries, HEADS, D, device="cuda").bfloat16()
+    sinks = torch.randn(HEADS, device="cuda") + 3.0
+    want = exact(q, k, v, lengths, causal=True)
+    for b, length in enumerate(lengths):
+        keys = k[b, :length].double().repeat_interleave(HEADS // KV_HEADS, 1)
+        scores = torch.einsum("qhd,khd->qhk", q[b].double(), keys) / D**0.5
+        at = torch.arange(length, device="cuda") - (length - queries)
+        hidden = at > torch.arange(queries, device="cuda")[:, None]
+        weights = scores.exp().masked_fill(hidden[:, None], 0.0).sum(-1)
+        want[b] *= (weights / (weights + sinks.double().exp()))[..., None]
+    for splits in (0, 1, 7):
+        got = decode.attention_with_kvcache(
+            q, **arguments, causal=True, num_splits=splits, sinks=sinks
+        )
+        assert close(got, want)
+
+
 def test_a_graph_follows_lengths_on_the_gpu():
     lengths = (2000, 1500, 30)
     arguments, k, v = caches(3, 2048, lengths, 64)

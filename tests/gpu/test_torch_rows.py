@@ -127,7 +127,7 @@ def test_a_norm_as_rows_of_8_bits(columns):
 
 @pytest.mark.parametrize(("count", "classes", "chunk"), [(700, 1000, 256), (300, 32000, 0)])
 def test_a_loss_of_a_product_and_its_gradients(count, classes, chunk):
-    x, weight = leaf(count, 512), leaf(classes, 512)
+    x, weight = leaf(count, 512), (leaf(classes, 512).detach() / 20).requires_grad_()
     target = torch.randint(0, classes, (count,), device="cuda")
     target[::7] = -100
     wide = [one.detach().double().requires_grad_() for one in (x, weight)]

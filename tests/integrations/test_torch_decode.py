@@ -81,6 +81,7 @@ REFUSED = {
     "scale=-1.0: expected a number above 0": {"softmax_scale": -1.0},
     "window_size=.3, 2.: expected": {"window_size": (3, 2)},
     "softcap=-1.0": {"softcap": -1.0},
+    "sinks float32 .7.: expected fp32 .8.": {"sinks": meta(7, dtype=torch.float32)},
     "num_splits=129: expected 0 to 128": {"num_splits": 129},
     "num_splits=3 batch_invariant=True": {"num_splits": 3, "batch_invariant": True},
     "is on cpu": {"q": torch.empty(2, 1, 8, 64, dtype=torch.bfloat16)},
@@ -136,6 +137,7 @@ CALLS = {
         1,
         {"batch_invariant": True},
     ),
+    "sinks": (DecodeConfig(group=2, head_dim=64, sinks=True), (70, 33), 1, {}),
     "options": (
         DecodeConfig(group=2, head_dim=64, softcap=3.0, scale=0.3),
         (70,),
@@ -170,6 +172,8 @@ def test_tensors_reach_the_kernels_in_their_order(name, monkeypatch):
     run = torch_program.RUNS["warploom::attention_with_kvcache"]
     monkeypatch.setattr(torch_decode, "_operator", run)
     lengths = torch.from_numpy(arrays["lengths"])
+    if config.sinks:
+        options = {**options, "sinks": torch.from_numpy(arrays["sinks"]).flatten()}
     out = attention_with_kvcache(q, *caches, lengths, table, **options)
     out = out.double().view(batch, queries, heads, config.group, d).transpose(1, 2)
     assert float((out.reshape(batch, heads, rows, d) - torch.from_numpy(want)).abs().max()) < 0.02

@@ -126,5 +126,5 @@ def test_long_packed_sequences_build(head_dim):
 
 
 def test_what_has_no_variant_is_refused():
-    with pytest.raises(InputError, match="up to 256"):
+    with pytest.raises(InputError, match="at most 256"):
         choose_attention(128, AttentionConfig(head_dim=512))

@@ -26,6 +26,7 @@ CASES = {
     "pages of 256": (DecodeConfig(page=256, dtype=t.FP16, scale=0.2), (513, 255), 2),
     "causal": (DecodeConfig(group=3, causal=True, head_dim=64), (200, 2, 129), 4),
     "window": (DecodeConfig(group=3, causal=True, window=70, page=32), (300, 60), 2),
+    "sinks": (DecodeConfig(group=4, sinks=True, page=32), (200, 0, 33), 1),
     "soft cap": (DecodeConfig(group=8, softcap=2.0), (200,), 1),
     "parts of one size": (DecodeConfig(group=4, part=64, head_dim=64), (150, 0, 33), 1),
     "long blocks": (DecodeConfig(group=4, page=64, tile=(64, 128)), (150, 64), 1),

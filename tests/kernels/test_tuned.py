@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bench import tuned
 from warploom.errors import InputError
+from warploom.evidence import read_rows, write_rows
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
@@ -157,3 +158,15 @@ def test_sizes_are_chosen_for_without_their_own_rows(name):
     }
     wrong = [loss for _, loss in tuned.losses(name, backwards).values()]
     assert statistics.mean(wrong) > 2 * statistics.mean(lost)
+
+
+def test_a_row_of_a_point_that_the_table_has_not_makes_a_variant(tmp_path, monkeypatch):
+    """And one of a point that it has, or of no point, makes none."""
+    rows = [row for row in read_rows(tuned.RESULTS / tuned.BESIDE) if "point" in row.checks]
+    known = rows[0]
+    fresh = replace(known, kernel="gemm 8x64-mine", checks={"point": known.checks["point"]})
+    write_rows(tmp_path / tuned.BESIDE, [known, fresh, replace(known, kernel="gemm b", checks={})])
+    monkeypatch.setattr(tuned, "RESULTS", tmp_path)
+    found = tuned.discovered.__wrapped__("gemm")
+    assert list(found) == ["8x64-mine"]
+    assert found["8x64-mine"].point.to_json() == known.checks["point"]

@@ -137,6 +137,13 @@ def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:
     assert said in facts.beats()
 
 
+def test_points_that_tie_are_told_apart_by_what_is_plain() -> None:
+    points = (Rival("plain", 10.0, None, {}), Rival("other", 9.97, None, {}))
+    facts = Facts(SimpleNamespace(space=points, chosen=Trial("plain"), trials=()), None)
+    vars(facts)["recorded"] = []
+    assert "takes 0.3% less as predicted. The model errs by more" in facts.beats()
+
+
 def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
     """A launch whose tasks have no steady iteration spends all of its time around the loop."""
     settings = SimpleNamespace(name="gemm", gpu="h200")

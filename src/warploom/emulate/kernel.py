@@ -65,7 +65,8 @@ class Library:
         pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(p) for p in packed])
         call = getattr(self.library, f"run_{number}")
         call.restype = ctypes.c_char_p
-        count = min(-(-blocks // source.cluster), source.tasks(dims)) * source.cluster
+        most = -(-blocks // source.cluster) if source.persistent else source.tasks(dims)
+        count = min(most, source.tasks(dims)) * source.cluster
         together = max(source.cluster, SIDE_BY_SIDE)
         message = call(pointers, count, together, ctypes.c_uint(seed))
         if message is not None:

@@ -23,7 +23,7 @@ from warploom.engine.estimate import NOISE, Estimate
 from warploom.engine.explored import TIE, Explored, Found
 from warploom.engine.outcome import bounds_of, crowded
 from warploom.engine.points import Space, orders
-from warploom.errors import InputError, WarploomError
+from warploom.errors import WarploomError
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import Replay
 from warploom.tile import Program
@@ -32,7 +32,7 @@ VARIED = 4  # forms whose fastest point gets other plans and options
 PLANS = 3  # of a point that are candidates, of all that were ranked
 WIDE = 1.5  # times the least ideal: open sizes beyond are none
 NEAR = 1.1  # times the best: what is slower gets no other plans or options
-BOLD, HOPE = 0.5, 2.0  # standard deviations below what is likely: to compare points, to give one up
+BOLD, HOPE = 1.0, 2.0  # standard deviations below what is likely: to compare points, to give one up
 AHEAD = ("overlapped", "pingpong")  # orders that begin an iteration ahead, as overlapping tasks do
 Sizes = tuple[tuple[str, str], ...]  # a choice of the open sizes
 
@@ -59,10 +59,7 @@ class Candidates:
         """The author's sizes, with all rewrites, in the usual order: or the first ones that have
         such a point."""
         for settings in self.space.sizes():
-            try:
-                yield from islice(self._roomy(self._usual(settings)), 1)
-            except WarploomError:
-                continue
+            yield from islice(self._usual(settings), 1)
 
     def ideal(self, settings: Sizes) -> float:
         """Microseconds of the launch with its loops at their bounds; infinite where it would
@@ -172,13 +169,16 @@ class Candidates:
         far = {settings for settings, ideal in self.ideals.items() if ideal > most}
         self.open = {p: known for p, known in self.open.items() if p.settings not in far}
 
-    def _usual(self, settings: Sizes) -> Point:
-        """All rewrites at these sizes, in the usual order; raises `InputError` where the loops have
-        none."""
-        form = max(self.space.forms(settings), key=lambda form: len(form.rules))
-        if not (names := orders(form.program)):
-            raise InputError(f"{form.program.name}: no order suits its loops")
-        return Point(settings, form.rules, names[0])
+    def _usual(self, settings: Sizes) -> Iterator[Point]:
+        """Points at these sizes in the usual order, those with most rewrites first, whose groups
+        hold the sums; a rewrite may be what does not fit the sizes."""
+        try:
+            made = sorted(self.space.forms(settings), key=lambda form: -len(form.rules))
+        except WarploomError:
+            return
+        for form in made:
+            for name in orders(form.program)[:1]:
+                yield from islice(self._roomy(Point(settings, form.rules, name)), 1)
 
     def _roomy(self, point: Point) -> Iterator[Point]:
         """The point, then with fewer and fewer groups, whose threads have more registers, where
@@ -197,14 +197,11 @@ class Candidates:
     def _laid_out(self, settings: Sizes) -> tuple[float, tuple[str, ...]]:
         """The time of a launch whose loops are at their bounds, and the words of the plan that is
         the fastest with them, found option by option."""
-        try:
-            point = next(self._roomy(self._usual(settings)), None)
-            if point is None:
-                return inf, ()
-            program = self.space.rewritten(point)
-            walked = at_bounds(bounds_of(self.space.selected(point, self.gpu), self.gpu))
-        except WarploomError:
+        point = next(self._usual(settings), None)
+        if point is None:
             return inf, ()
+        program = self.space.rewritten(point)
+        walked = at_bounds(bounds_of(self.space.selected(point, self.gpu), self.gpu))
         words, best = (), self._time(program, point, walked)
         balanced = ("balance",) * bool(growing_axis(program))
         for name in (*balanced, *(name for name in GRID if name != "balance")):

@@ -48,9 +48,10 @@ SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, b
 KNOWN = {"quick": 2, "normal": 8, "thorough": 16}  # points of other array sizes that are tried
 SOLVED_OF = {"quick": 0, "normal": 1, "thorough": 2}  # forms that get the solver's order
 FIRST = 8  # sizes that are tried where the author's are of no use
-LOOK, SOLVING = 0.1, 0.15  # of the seconds: for the bounds of open sizes, and for the solver
+LOOK, SOLVING = 0.1, 0.2  # of the seconds: for the bounds of open sizes, and for the solver
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 NEAR = 1.25  # times the best at other sizes
+SEARCH = 1  # version of what is tried next: what another one found is searched again
 ROUNDING = 1e-6  # of a prediction that is made again
 EFFORTS = tuple(SECONDS)
 SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
@@ -142,10 +143,7 @@ class _Search:
         """Open sizes become candidates, the author's first, as long as the effort allows."""
         until = time.monotonic() + LOOK * SECONDS[self.effort]
         for settings in self.space.sizes():
-            try:
-                self.candidates.ideal(settings)
-            except WarploomError as error:
-                self.say(f"sizes {dict(settings)}: {error}")
+            self.candidates.ideal(settings)
             if time.monotonic() > until:
                 break
         self.candidates.trim()
@@ -332,7 +330,7 @@ class _Search:
         text = f"{self.space.free} {self.space.textbook(next(iter(self.space.sizes())))}"
         sizes = json.dumps(dict(sorted(self.sizes.items())))
         effort = f"{self.effort}, {SECONDS[self.effort]:g} s, solver {self.space.seconds:g} s"
-        return f"search {program_key(text)}", effort, sizes, self._machine, self.compiler
+        return f"search {SEARCH} {program_key(text)}", effort, sizes, self._machine, self.compiler
 
     @property
     def _machine(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
+from warploom.engine.explored import TIE
 from warploom.errors import WarploomError
 from warploom.flows.optimize_measure import useful_flops
 from warploom.flows.optimized import Optimized, Rival
@@ -232,6 +233,8 @@ class Facts:
             how += "; it was not measured at these sizes, this one was"
         share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
         told = f"The next of {len(self.rivals)} kernels, {after.name}, takes {share}."
+        if self.result.space and how == "as predicted" and 1.0 > ratio >= 1.0 / TIE:
+            return f"{told} The model errs by more: of those that tie the plainest was built."
         slower = ratio > 1.0 + NOTED
         return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
 

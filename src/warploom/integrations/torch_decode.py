@@ -45,7 +45,7 @@ SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table=None, "
     "float? softmax_scale=None, bool causal=False, int? window=None, float softcap=0.0, "
     "int num_splits=0, bool batch_invariant=False, Tensor? q_descale=None, "
-    "Tensor? k_descale=None, Tensor? v_descale=None) -> Tensor"
+    "Tensor? k_descale=None, Tensor? v_descale=None, Tensor? sinks=None) -> Tensor"
 )
 
 
@@ -53,7 +53,7 @@ def _config(
     q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, *options: Any
 ) -> DecodeConfig:
     """The kernels that a call needs; raises `InputError` where there are none."""
-    softmax_scale, causal, window, softcap, _, batch_invariant, *factors = options
+    softmax_scale, causal, window, softcap, _, batch_invariant, *factors, sinks = options
     _check(q, k_cache, v_cache, cache_seqlens, block_table)
     _check_factors(q, k_cache, dict(zip(FACTORS, factors, strict=True)))
     return DecodeConfig(
@@ -63,6 +63,7 @@ def _config(
         causal=causal and q.shape[1] > 1,  # one query stands behind all keys
         window=window,
         softcap=softcap,
+        sinks=_sinks(q, sinks) is not None,
         scale=softmax_scale,
         page=None if block_table is None else k_cache.shape[1],
         part=PART if batch_invariant else None,
@@ -106,6 +107,17 @@ def problem_of_lengths(q: Any, cache: Any, cache_seqlens: Any, block_table: Any)
     return ""
 
 
+def _sinks(q: Any, sinks: Any) -> Any:
+    """The sinks of a call; raises `InputError` where they are not of its heads."""
+    heads = q.shape[2]
+    if sinks is not None and (sinks.dtype != torch.float32 or tuple(sinks.shape) != (heads,)):
+        raise InputError(
+            f"attention_with_kvcache sinks {str(sinks.dtype)[6:]} {list(sinks.shape)}: expected "
+            f"fp32 [{heads}], a number a head"
+        )
+    return sinks
+
+
 def _check_factors(q: Any, k_cache: Any, factors: dict[str, Any]) -> None:
     given = {name: one for name, one in factors.items() if one is not None}
     shape = (q.shape[0], k_cache.shape[2])
@@ -126,7 +138,7 @@ def multiprocessors(device: int | None) -> int:
 
 
 def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
-    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits, _ = args[:-3]
+    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits, _ = args[:-4]
     batch, queries, _, d = q.shape
     kv_heads, rows = k_cache.shape[2], queries * config.group
     keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
@@ -135,7 +147,10 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     packed = q.unflatten(2, (kv_heads, config.group)).transpose(1, 2)
     arrays = {"q": packed.reshape(batch, kv_heads, rows, d), "lengths": cache_seqlens}
     if config.narrow:
-        arrays |= {f"scale_{x}": one for x, one in zip("qkv", args[-3:], strict=True)}
+        arrays |= {f"scale_{x}": one for x, one in zip("qkv", args[-4:-1], strict=True)}
+    if config.sinks:
+        own = args[-1].view(kv_heads, 1, config.group)  # of packed rows
+        arrays["sinks"] = own.expand(-1, queries, -1).reshape(kv_heads, rows)
     if block_table is None:
         arrays |= {"k": k_cache.transpose(1, 2), "v": v_cache.transpose(1, 2)}
     else:
@@ -220,6 +235,7 @@ def attention_with_kvcache(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    sinks: Any = None,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, queries, heads, d]` over the first
     `cache_seqlens: [batch]` keys of each cache, `[batch, keys, kv_heads, d]` or, with
@@ -229,6 +245,9 @@ def attention_with_kvcache(
     a query sees, -1 for all; after it 0 or all. `num_splits` parts of the keys; 0: chosen. Without
     `cache_seqlens` all keys count; an int is the length of all. What the caches hold beyond a
     length has to be finite. Raises `InputError` for what no kernel takes.
+
+    `sinks: [heads]` (fp32) are scores without a value, one a head, that a row's weights share their
+    sum with.
 
     Tensors of e4m3 are times `q_descale, k_descale, v_descale: [batch, kv_heads]` (fp32), and give
     bf16.
@@ -258,6 +277,7 @@ def attention_with_kvcache(
         q_descale,
         k_descale,
         v_descale,
+        sinks,
     )
 
 

@@ -241,11 +241,12 @@ def compile_source(
         _judge(source, arch, resources, allow)
         return kept, resources
     cubin, resources = _run(tool, source, arch)
-    _judge(source, arch, resources, allow)
     if source.declared_threads:
         cubin = with_entry(cubin, source.threads)
+    # What has a fault is kept too: who then tries another schedule need not find it out again.
     keep(image, cubin)
     keep(report, json.dumps(asdict(resources)).encode())
+    _judge(source, arch, resources, allow)
     return cubin, resources
 
 

@@ -56,12 +56,15 @@ def count_lines(program: Program, plan: LaunchPlan) -> list[str]:
     return [*head, f"const int tasks = {product};"]
 
 
-def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]:
-    """From `task` to every grid index, and what the program reads to know its task."""
+def position_lines(
+    program: Program, plan: LaunchPlan, loads: bool, within: bool = False
+) -> list[str]:
+    """From `task` to every grid index, and what the program reads to know its task; `within`: the
+    task is one of the grid, so that nothing is divided for the first index."""
     clustered = cluster_axis(program, plan)
     blocks = plan.cluster[1]
     names = [name for name, _ in program.grid]
-    body = _position(names, plan)
+    body = _position(names, plan, within)
     for number, name in enumerate(names):
         value = f"{name}_place"
         if name in plan.reverse:
@@ -180,12 +183,12 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
     )
 
 
-def _position(names: list[str], plan: LaunchPlan) -> list[str]:
+def _position(names: list[str], plan: LaunchPlan, within: bool) -> list[str]:
     if not plan.supergroup:
         lines = ["int rest = task;"]
-        for name in reversed(names):
+        for name in reversed(names[within:]):
             lines += [f"const int {name}_place = rest % {name}_count;", f"rest /= {name}_count;"]
-        return lines
+        return lines + [f"const int {name}_place = rest;" for name in names[:within]]
     if len(names) < 2:
         raise InputError(f"launch plan: supergroup {plan.supergroup} needs two grid axes")
     col, width = names[-1], f"{names[-1]}_count"

@@ -164,9 +164,9 @@ class LaunchPlan:
             raise InputError(
                 f"launch plan: l2_promotion={self.l2_promotion}, expected 128 or 256 bytes"
             )
-        if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
+        if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 16:
             raise InputError(
-                "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"
+                "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 16"
             )
 
     def with_options(self, **changes: Any) -> LaunchPlan:

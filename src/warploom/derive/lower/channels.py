@@ -89,12 +89,14 @@ class Channels:
                 rows = coordinate(now, self.rows).cast(FP32)
                 later = rows >= first_row(rows, half) + float(half)
                 weights = exp2(sums * where(later, LOG2E, -LOG2E))
-            weighed = (q.cast(FP32) * weights).cast(self.dtype)
+            # Both products are of narrow elements: one instruction for two, one more rounding.
+            narrow = weights.cast(self.dtype)
+            weighed = q * narrow
             if operand is None:
                 operand = weighed
             else:
                 operand.assign(weighed)
-            part = (k.cast(FP32) * weights).cast(self.dtype).rename(now, past) @ operand
+            part = (k * narrow).rename(now, past) @ operand
             found.assign(where(blocks_past_now(n, m, half), part.cast(self.dtype), found))
         gates = maximum(g, LEAST).rename(self.own, now)
         if operand is None:

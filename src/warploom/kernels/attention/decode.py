@@ -24,6 +24,8 @@ is (`attention.tasks`). They are causal and not in parts.
 Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
 absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
 
+With `sinks: [kv_heads, rows]` a row's sum of weights begins with exp(sink), whose value is 0.
+
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
 
@@ -62,6 +64,7 @@ from warploom.tile import (
     maximum,
     maximum_index,
     minimum_index,
+    number,
     read,
     reciprocal,
     size,
@@ -99,6 +102,7 @@ class DecodeConfig:
     value_dim  values are the first columns of the keys, as many as these; None: they are arrays
     page     tokens of a page; None: the cache is dense
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
+    sinks    each head weighs one score more, a number of its own without a value
     split    the keys of a sequence are cut into parts, which `combine` joins
     ragged   SMs take parts as they come, because sequences may have few keys or many
     part     keys of a part; None: equal parts, as many as there are `splits`
@@ -116,6 +120,7 @@ class DecodeConfig:
     softcap: float = 0.0
     scale: float | None = None
     page: int | None = None
+    sinks: bool = False
     split: bool = True
     part: int | None = None
     ragged: bool = False
@@ -153,6 +158,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode mixed=True split={self.split} causal={self.causal}: expected a causal "
                 "mask, and keys that are not in parts"
+            )
+        if self.sinks and (self.mixed or self.value_dim):
+            raise InputError(
+                f"decode sinks=True mixed={self.mixed} value_dim={self.value_dim}: expected "
+                "neither mixed batches nor latent attention"
             )
         if self.part is not None and (not self.split or self.part < 1 or self.part % self.tile[1]):
             raise InputError(
@@ -211,6 +221,8 @@ class DecodeConfig:
             found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
         if self.narrow:
             found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in self.scaled}
+        if self.sinks:
+            found["sinks"] = array(FP32, "kv_heads rows")
         if not self.split:
             return {**found, "o": array(self.result, f"{rows} {self.columns[1]}")}
         parts = "batch kv_heads splits rows"
@@ -275,6 +287,10 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
     queries = [load(q, *task.load, part) for part in _pieces(config)]
     scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
     base, total = full(-math.inf, rows=height), zeros(rows=height)
+    if config.sinks:  # once, in the first part
+        scores = load(rest["sinks"], kv_head, task.load[2], edge=-math.inf) * LOG2E
+        base[:] = where(number(task.split).equals(0), scores, -math.inf)
+        total[:] = where(base.equals(-math.inf), 0.0, 1.0)
     columns, axis = config.columns
     acc = zeros(FP32, **{"rows": height, axis: columns})
     caches = [cache for cache in (k, rest.get("v")) if cache is not None]

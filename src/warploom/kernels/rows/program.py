@@ -36,7 +36,6 @@ from warploom.tile import (
     max_along,
     maximum,
     philox,
-    read,
     rsqrt,
     scalar,
     sigmoid,
@@ -53,7 +52,7 @@ LOG2E = 1.4426950408889634
 SQRT_HALF = 0.7071067811865476
 DENSITY = 0.3989422804014327  # of the normal distribution at 0
 SUMMED = (32, 32)  # rows and columns that a task of `column_sums` takes at a time
-PIECE = 4096  # columns of a task where a row can be cut
+PIECE = 2048  # columns of a task where a row can be cut
 LINE = 16  # elements that lines are multiples of at most
 IGNORED = -100  # torch's class that a loss leaves out
 
@@ -216,11 +215,7 @@ def _of_class(rows: Rows) -> tuple[Tile, Tile]:
 
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
-    if rows.config.rows == 1:  # one load is less than a comparison and a sum of every element
-        place = read(rows.arrays["target"], rows.first, 0)
-        chosen = load(rows.arrays["x"], rows.rows, place).cast(FP32)
-    else:
-        chosen = sum_along(where(own, x, 0.0), "n")
+    chosen = sum_along(where(own, x, 0.0), "n")
     top = max_along(x, "n")
     lse = top + log(sum_along(exp2(x * LOG2E - top * LOG2E), "n"))
     rows.put("lse", lse)

@@ -115,11 +115,15 @@ class _Printer:
     def _tasks(self) -> tuple[list[str], list[str]]:
         """The head and the last lines of the loop over tasks."""
         plan, blocks = self.schedule.launch, self.schedule.cluster
+        start, step = first_and_stride(blocks)
+        inside = position_lines(self.program, plan, loads=True, within=True)
+        if not plan.persistent:
+            # A block has one task: what a loop would have ready before it only delays the loads.
+            head = [*count_lines(self.program, plan), f"const int task = {start};"]
+            return [*head, "if (task < tasks) {", *indent(inside)], ["}"]
         if not self.facts.ahead.of_tasks:
             head, tail = task_lines(self.program, plan, sharing=blocks)
             return head, tail.split("\n")
-        start, step = first_and_stride(blocks)
-        inside = position_lines(self.program, plan, loads=True)
         walk = Walk("task", f"int({start})", f"int({step})", "tasks", "turn", tuple(inside))
         before, first, last = self._early(walk, "", self.program.body)
         return [
@@ -175,6 +179,8 @@ class _Printer:
         first = [
             item for item in items if isinstance(item, Op) and item.id in self.facts.ahead.first
         ]
+        # Numbers of a row lead the way: what is loaded by them waits for them alone.
+        first.sort(key=lambda op: op.dst is not None and self._form(op.dst) in (TILE, COL))
         lines = [line for op in first for line in self._fetch(op)]
         for item in items:
             if isinstance(item, Op) and item.id in self.facts.idle:
@@ -228,7 +234,8 @@ class _Printer:
 
     def _fetch(self, op: Op) -> list[str]:
         access, name = self._access(op), self._lines(op)
-        return [access.declared(name), *access.load_lines(name)]
+        early, once = op.id in self.facts.early, op.id in self.facts.once
+        return [access.declared(name), *access.load_lines(name, early, once)]
 
     def _op(self, op: Op) -> list[str]:
         if op.kind == "load":

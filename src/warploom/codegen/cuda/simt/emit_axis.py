@@ -152,11 +152,14 @@ def pick_lines(layout: Layout, pick: Pick, into: str) -> list[str]:
     access = Access(layout, load, load.dst.type, TILE)
     inside = access.inside(f"unsigned(at) < {load.dst.type.shape[1]}u")
     edge = access.edge()
+    where = f"{access.line}, {access.first_column} + at"
     lines = [
         f"const int at = {c_name(pick.place.name)}[i] - ({c_index(pick.start)});",
         f"Line<{access.element}, 1> one;",
-        f"read_any(one, {access.line}, {access.first_column} + at, {access.length}, "
-        f"{access.step or 1}, {inside}, {edge});",
+        f"read_any(one, {where}, {access.length}, {access.step}, {inside}, {edge});"
+        if access.step
+        else f"read_early<false>(one, {access.line} + {access.first_column} + at, "
+        f"{access.first_column} + at, {access.length}, {inside}, {edge});",
         f"values_of(&({into})[i], one);",
         f"if (unsigned(at) >= {load.dst.type.shape[1]}u) ({into})[i] = 0;",
     ]

@@ -167,13 +167,34 @@ class Access:
         """A declaration of a thread's lines."""
         return f"Line<{self.type}> {name}{''.join(f'[{n}]' for n in self.extents)};"
 
-    def load_lines(self, name: str) -> list[str]:
-        """Lines `name` from memory."""
+    def load_lines(self, name: str, early: bool = False, once: bool = False) -> list[str]:
+        """Lines `name` from memory; `early`: the loads stay where they are, and `once`: nobody else
+        reads them."""
         if self.place.array.fragments and self.form != ROW:
             return self.each(f"read_fragments({name}{self.at}, {self._fragments()});")
+        if early and not self.step and (self.vector == 1 or self.layout.schedule.aligned):
+            return self._early_lines(name, once)
         return self.cases(
             lambda how: f"read_{how}({name}{self.at}, {self.places(how)}, {self.edge()});"
         )
+
+    def _early_lines(self, name: str, once: bool) -> list[str]:
+        """The same, from the address of a thread's first line of a row on."""
+        first, later, declared = "0", "0", "from_at"
+        if self.place.col is not None:
+            first = f"{self.place.col[1]} + thread_col * {self.vector}"
+            later = f"s * {self.layout.lanes * self.vector}"
+        read = (
+            f"read_early<{'true' if once else 'false'}>({name}{self.at}, {declared} + {later}, "
+            f"{self.first}, {self.length}, {self.inside()}, {self.edge()});"
+        )
+        lines = [read]
+        if self.form in (TILE, COL):
+            lines = unroll("s", self.extents[-1], lines)
+        lines = [f"const {self.element}* const {declared} = pinned({self.line} + {first});", *lines]
+        if self.form in (TILE, ROW):
+            return unroll("i", self.extents[0], lines)
+        return ["{", *indent(lines), "}"]
 
     def _fragments(self) -> str:
         """The arguments that say where a line is in an array in fragments."""
