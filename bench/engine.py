@@ -63,7 +63,7 @@ CASES = (
     "attention 128 full 2x16x8192",
     "gemm 4096x4096x4096",
 )  # of the ablations
-ROUNDS, TIMED, MEASURED = 10, 3, 8
+ROUNDS, TIMED, MEASURED = 12, 3, 8
 FAR = 0.02  # of a result from another kernel's, over its largest element
 WRONG = 0.01  # of drawn rows from float64, in norm
 DRAWN = 64  # rows of a result that are compared with float64

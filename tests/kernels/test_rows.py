@@ -1,5 +1,7 @@
 """Row operations as emitted for threads, on the emulated machine, against their interpretation."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,8 @@ from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.facts import simt_facts
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.emulate.kernel import Library
-from warploom.errors import InputError
+from warploom.errors import InputError, Spills
+from warploom.kernels.rows import choose
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
 from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
 from warploom.tile import BF16, INT32, interpret
@@ -250,3 +253,40 @@ def test_sums_that_take_one_exchange(body, sums, products):
 )
 def test_sums_that_need_the_largest_value_of_the_row_first(body):
     assert not weighted(body).sums
+
+
+def test_a_block_of_one_task_asks_for_its_rows_at_once():
+    program, schedule, _ = row_kernel(RowConfig("cross_entropy", 4096))
+    text = emit_simt(program, schedule, "sm_90a").text
+    code = text[text.index("extern") :]
+    assert "for (int task" not in code and " % " not in code[: code.index("read_early")]
+    asked = re.findall(r"read_early<(\w+)>\(lines", code)
+    assert asked == ["false", "true"]  # the class, then the row, which nobody else reads
+
+
+@pytest.mark.parametrize(
+    ("op", "early", "once"),
+    [("cross_entropy", 2, 1), ("softmax", 1, 0), ("rmsnorm", 2, 0), ("rmsnorm_backward", 0, 0)],
+)
+def test_which_loads_stay_in_place_and_which_pass_by_l1(op, early, once):
+    program, schedule, _ = row_kernel(RowConfig(op, 4096))
+    facts = simt_facts(program, schedule, "sm_90a")
+    assert (len(facts.early), len(facts.early & facts.once)) == (early, once)
+
+
+def test_a_kernel_that_spills_gets_more_registers_then_more_threads(monkeypatch):
+    tried = []
+
+    def build(program, schedule, arch):
+        tried.append((schedule.launch.resident, schedule.threads))
+        if len(tried) < enough:
+            raise Spills(f"try {len(tried)}")
+        return schedule
+
+    monkeypatch.setattr(choose, "build", build)
+    enough = 4
+    assert choose.built_rows(RowConfig("softmax", 16384)).threads == 512
+    assert tried == [(3, 256), (2, 256), (1, 256), (1, 512)]
+    enough = 9
+    with pytest.raises(Spills, match="try 5"):
+        choose.built_rows(RowConfig("softmax", 16384))
