@@ -442,6 +442,8 @@ def main() -> None:
             old = read_rows(target) if target.exists() else []
             own = [r for r in fresh if Case(r.shape).latent == (target == LATENT_RESULTS)]
             known = {row.shape: row for row in (*old, *own)}
+            if not known:
+                continue
             write_rows(target, sorted(known.values(), key=lambda row: CASES.index(row.shape)))
         return
     if args.paths:

@@ -6,9 +6,8 @@
 
 A row is one case, in milliseconds of a call: 64 sequences of 768 heads. torch.fft has x in fp32, as
 it has no bf16, and its transform of the kernels is made before, as ours is; `both casts` counts the
-way from bf16 and back as well. Gated cases have two products with tensors like x in both. Calls are
-captured into graphs and interleaved, with a second copy of ours as A/A control. Results are judged
-by a transform in float64.
+way from bf16 and back as well. Calls are captured into graphs and interleaved, with a second copy
+of ours as A/A control. Results are judged by a transform in float64.
 """
 
 from __future__ import annotations
@@ -27,22 +26,18 @@ from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
-from warploom.kernels.convolution.program import GATES, allowed, default_policy, long_convolution
+from warploom.kernels.convolution.program import default_policy, long_convolution
 
 RESULTS = Path(__file__).parent / "results" / "long_convolution.json"
 BATCH, HEADS = 64, 768
 WRONG = 8e-3  # relative error in norm: matrices, factors and what lies between are rounded to bf16
 FFT, CASTS = "torch.fft", "both casts"
 CASES = {
-    f"{'gated ' if gated else ''}{'causal' if causal else 'circular'} {taps}": ConvolutionConfig(
-        taps * (2 if causal else 1), causal, gated=gated
+    f"{'causal' if causal else 'circular'} {length // (2 if causal else 1)}": ConvolutionConfig(
+        length, causal
     )
-    for causal, gated, lengths in (
-        (True, False, (256, 512, 1024, 2048)),
-        (False, False, (512, 1024, 2048, 4096)),
-        (True, True, (1024, 2048)),
-    )
-    for taps in lengths
+    for causal in (True, False)
+    for length in (512, 1024, 2048, 4096)
 }
 
 
@@ -62,13 +57,7 @@ def inputs(torch: Any, config: ConvolutionConfig, batch: int, heads: int) -> dic
         "kernel_im": split.imag.bfloat16().contiguous(),
         "x": _tiles(x, config),
         "y": torch.full_like(_tiles(x, config), math.nan),
-        **{name: torch.randn_like(_tiles(x, config)) for name in GATES if config.gated},
     }
-
-
-def sequences(given: dict[str, Any]) -> list[Any]:
-    """x and its gates where there are some."""
-    return [given[name] for name in ("x", *GATES) if name in given]
 
 
 def _tiles(x: Any, config: ConvolutionConfig) -> Any:
@@ -76,20 +65,18 @@ def _tiles(x: Any, config: ConvolutionConfig) -> Any:
     return x.reshape(len(x), -1, config.taken, COLUMNS)
 
 
-def by_fft(torch: Any, config: ConvolutionConfig, x: Any, kernel: Any, *gates: Any) -> Any:
-    """x and its gates: [batch, heads, taps], and the transform of the kernels."""
-    x = x * gates[0] if gates else x
+def by_fft(torch: Any, config: ConvolutionConfig, x: Any, kernel: Any) -> Any:
+    """x: [batch, heads, taps] and the transform of the kernels."""
     found = torch.fft.irfft(torch.fft.rfft(x, n=config.length) * kernel, n=config.length)
-    found = found[..., : config.taps]
-    return found * gates[1] if gates else found
+    return found[..., : config.taps]
 
 
 def error(torch: Any, config: ConvolutionConfig, kernel: Any) -> float:
     """The relative error in norm of some heads of an odd number of sequences."""
     given = inputs(torch, config, 3, 8)
-    x, *gates = (one.reshape(3, 8, -1).double() for one in sequences(given))
+    x = given["x"].reshape(3, 8, -1).double()
     wide = torch.fft.rfft(given.pop("kernel").double(), n=config.length)
-    right = by_fft(torch, config, x, wide, *gates)
+    right = by_fft(torch, config, x, wide)
     kernel(given, {}, int(torch.cuda.current_stream().cuda_stream))
     return float((given["y"].reshape(x.shape).double() - right).norm() / right.norm())
 
@@ -99,15 +86,9 @@ def timed(
 ) -> dict[str, list[float]]:
     """Samples of our call, of its control, of torch.fft's and of a copy of x to y."""
     given = inputs(torch, config, BATCH, HEADS)
-    own = [one.reshape(BATCH, HEADS, -1) for one in sequences(given)]
+    x, other = given["x"].reshape(BATCH, HEADS, -1), torch.empty_like(given["x"])
     wide = torch.fft.rfft(given.pop("kernel"), n=config.length)
-    floats = [one.float() for one in own]
-    # Half of all bytes read, half written.
-    half = torch.ones(own[0].numel() * (len(own) + 1) // 2, dtype=own[0].dtype, device="cuda")
-    other = torch.empty_like(half)
-
-    def on(tensors: list[Any]) -> Any:
-        return by_fft(torch, config, tensors[0], wide, *tensors[1:])
+    floats = x.float()
 
     def ours() -> None:
         kernel(given, {}, int(torch.cuda.current_stream().cuda_stream))
@@ -115,9 +96,9 @@ def timed(
     calls = {
         OURS: ours,
         CONTROL: ours,
-        COPY: lambda: torch.neg(half, out=other),
-        FFT: lambda: on(floats),
-        CASTS: lambda: on([one.float() for one in own]).bfloat16(),
+        COPY: lambda: torch.neg(given["x"], out=other),
+        FFT: lambda: by_fft(torch, config, floats, wide),
+        CASTS: lambda: by_fft(torch, config, x.float(), wide).bfloat16(),
     }
     return kb.interleave(calls, args.rounds)
 
@@ -152,8 +133,7 @@ def main() -> None:
     chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
         for name, config in chosen.items():
-            policy = default_policy(config)
-            built = compiled(long_convolution(config), policy, allow=allowed(config))
+            built = compiled(long_convolution(config), default_policy(config))
             built.write(folder / kb.slug(name))
         return
     torch = kb.load_torch()

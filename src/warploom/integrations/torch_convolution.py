@@ -10,7 +10,6 @@ batches by torch.fft. Importing this module needs torch.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from warploom.autosched.schedules import compiled
@@ -24,27 +23,24 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.convolution.config import COLUMNS, FACTORS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
-from warploom.kernels.convolution.program import GATES, allowed, default_policy
+from warploom.kernels.convolution.program import default_policy
 from warploom.kernels.convolution.program import long_convolution as program
 
 torch: Any = torch_module()
-SCHEMA = (
-    "(Tensor x, Tensor kernel_re, Tensor kernel_im, bool causal, Tensor? pregate=None, "
-    "Tensor? postgate=None) -> Tensor"
-)
+SCHEMA = "(Tensor x, Tensor kernel_re, Tensor kernel_im, bool causal) -> Tensor"
 CONSTANTS: dict[tuple[ConvolutionConfig, Any], dict[str, Any]] = {}
 """The matrices of a configuration, by the device they are on."""
 
 
-def convolution_config(taps: int, causal: bool, gated: bool = False) -> ConvolutionConfig:
+def convolution_config(taps: int, causal: bool) -> ConvolutionConfig:
     """What is static for sequences of `taps` elements; raises `InputError` for too many, or for a
     length that comes round and is no length of a transform."""
     lengths = [COLUMNS * factor for factor in FACTORS]
     if not causal:
-        return ConvolutionConfig(taps, causal=False, gated=gated)
+        return ConvolutionConfig(taps, causal=False)
     for length in lengths:
         if 0 < taps <= length // 2:
-            return ConvolutionConfig(length, causal=True, gated=gated)
+            return ConvolutionConfig(length, causal=True)
     raise InputError(
         f"long_convolution of {taps} elements: expected 1 to {lengths[-1] // 2} where it is causal"
     )
@@ -77,40 +73,30 @@ def long_convolution(
 
     x: [batch, heads, elements] in bf16, at most 2048 elements where nothing comes round (`causal`)
     and 512, 1024, 2048 or 4096 otherwise; kernel: [heads, elements] or its `kernel_spectrum`.
-    Gives y like x. Where a gradient is wanted, gates are products of their own.
+    Gives y like x.
     """
     if x.dim() != 3:
         raise InputError(
             f"long_convolution of x {list(x.shape)}: expected [batch, heads, elements]"
         )
+    for name, gate in (("pregate", pregate), ("postgate", postgate)):
+        if gate is not None and gate.shape != x.shape:
+            raise InputError(
+                f"long_convolution {name} is {list(gate.shape)}, expected {list(x.shape)}"
+            )
     given = not torch.is_tensor(kernel)
     re, im = kernel if given else kernel_spectrum(kernel, x.shape[-1], causal)
-    if (pregate is None) != (postgate is None):
-        raise InputError("long_convolution takes both of pregate and postgate or none")
-    if pregate is None:
-        return _operator(x, re, im, causal)
-    given = x, re, im, pregate, postgate
-    if torch.is_grad_enabled() and any(one.requires_grad for one in given):
-        return postgate * _operator(pregate * x, re, im, causal)
-    return _operator(x, re, im, causal, pregate, postgate)
+    y = _operator(x if pregate is None else pregate * x, re, im, causal)
+    return y if postgate is None else postgate * y
 
 
-def _checked(
-    x: Any, kernel_re: Any, kernel_im: Any, causal: bool, pregate: Any = None, postgate: Any = None
-) -> ConvolutionConfig:
+def _checked(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> ConvolutionConfig:
     tensors = {"x": x, "kernel_re": kernel_re, "kernel_im": kernel_im}
-    gates = {"pregate": pregate, "postgate": postgate} if pregate is not None else {}
-    for name, one in gates.items():
-        if one.shape != x.shape:
-            raise InputError(
-                f"long_convolution {name} is {list(one.shape)}, expected {list(x.shape)}"
-            )
-    tensors |= gates
     check_devices("long_convolution", tensors)
     for name, one in tensors.items():
         if one.dtype != torch.bfloat16:
             raise InputError(f"long_convolution {name} is {one.dtype}, expected torch.bfloat16")
-    config = convolution_config(x.shape[-1], causal, pregate is not None)
+    config = convolution_config(x.shape[-1], causal)
     bands = (x.shape[1] * config.factor, COLUMNS)
     for name in ("kernel_re", "kernel_im"):
         if tuple(tensors[name].shape) != bands:
@@ -135,33 +121,25 @@ def _result(config: ConvolutionConfig, x: Any, *_: Any) -> Any:
 
 
 def _fill(
-    config: ConvolutionConfig, out: Any, x: Any, kernel_re: Any, kernel_im: Any, _: bool,
-    *gates: Any,
-) -> None:  # fmt: skip
+    config: ConvolutionConfig, out: Any, x: Any, kernel_re: Any, kernel_im: Any, causal: bool
+) -> None:
     batch, heads, taps = x.shape
     # Heads fill their last tile, too.
     more = -heads % config.heads
-
-    def tiles(one: Any) -> Any:
-        whole = torch.nn.functional.pad(one, (0, config.taps - taps, 0, more)).contiguous()
-        return whole.view(batch, -1, config.taken, COLUMNS)
-
-    rows = tiles(x)
+    rows = torch.nn.functional.pad(x, (0, config.taps - taps, 0, more)).contiguous()
+    rows = rows.view(batch, -1, config.taken, COLUMNS)
     whole = out.numel() == rows.numel()
     y = (out if whole else rows.new_empty(rows.shape)).view(rows.shape)
     given = {"x": rows, "y": y, "kernel_re": kernel_re, "kernel_im": kernel_im}
-    if config.gated:
-        given |= dict(zip(GATES, map(tiles, gates), strict=True))
     arrays = given | _constants(config, x.device)
-    make = partial(compiled, program(config), default_policy(config), allow=allowed(config))
-    launch((config,), make, arrays)
+    launch((config,), lambda: compiled(program(config), default_policy(config)), arrays)
     if not whole:
         out.copy_(y.view(batch, heads + more, config.taps)[:, :heads, :taps])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     del output
-    *tensors, ctx.causal = inputs[:4]
+    *tensors, ctx.causal = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -169,10 +147,10 @@ def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
     x, re, im = ctx.saved_tensors
     dx = _operator(dy.contiguous(), re, -im, ctx.causal) if ctx.needs_input_grad[0] else None
     if not any(ctx.needs_input_grad[1:3]):
-        return dx, None, None, None, None, None
+        return dx, None, None, None
     config = convolution_config(x.shape[-1], ctx.causal)
     bands = _bands(spectrum_gradient(x, dy, config.length), config)
-    return dx, *(one.to(re.dtype) for one in bands), None, None, None
+    return dx, *(one.to(re.dtype) for one in bands), None
 
 
 def spectrum_gradient(x: Any, dy: Any, length: int) -> Any:

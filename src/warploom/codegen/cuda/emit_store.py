@@ -225,11 +225,18 @@ class _Store:
         checks = [
             f"{c_index(op.spans[-1].start, self.names)} + {col} < {c_name(op.array.dims[-1])}"
         ]
+        spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
         if self.panels.transposed:
-            spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
             start = c_index(op.spans[spanned[0]].start, self.names)
             checks.append(f"{start} + {row} < {c_name(op.array.dims[spanned[0]])}")
-        return " && ".join(checks)
+        # The copy engine traps on a box that ends before its array begins.
+        tile = self.panels.tile
+        for dim, place, extent in ((spanned[0], row, tile.rows), (spanned[-1], col, tile.cols)):
+            if op.spans[dim].start.signed:
+                checks.append(
+                    f"{c_index(op.spans[dim].start, self.names)} + {place} + {extent} > 0"
+                )
+        return " && ".join(dict.fromkeys(checks))
 
     def _copy(self, at: str, origin: tuple[int, int]) -> str:
         where = coordinates(self.op.spans, self.names, *self._place(origin))

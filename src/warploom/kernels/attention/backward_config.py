@@ -51,13 +51,16 @@ class Style(NamedTuple):
     apart: bool = False
 
 
-# By padded head size and whether there is a causal mask, as measured; else `Style(late=True)`.
+# By padded head size and whether there is a causal mask, the fastest of those that
+# `bench.attention_backward` times; else `Style(late=True)`.
 STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(late=True, fenced=True, taken=True),
-    (64, True): Style(late=True, fenced=True, taken=True),
-    (128, False): Style(taken=True),
-    (128, True): Style(taken=True),
+    (64, False): Style(late=True, fenced=True),
+    (64, True): Style(late=True, fenced=True, apart=True),
+    (128, False): Style(late=True, fenced=True),
+    (128, True): Style(late=True, fenced=True, taken=True),
 }
+# Of deterministic, packed and windowed kernels, and of grouped heads: timed beside no other.
+SPECIAL = {64: Style(late=True, fenced=True, taken=True), 128: Style(taken=True)}
 IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
 # Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
 PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
@@ -166,7 +169,9 @@ class BackwardConfig:
     @property
     def written(self) -> Style:
         """How its loop is written."""
-        return self.style or STYLES.get((self.depth, self.causal), Style(late=True))
+        special = self.deterministic or self.packed or self.window is not None or self.group > 1
+        found = SPECIAL.get(self.depth) if special else STYLES.get((self.depth, self.causal))
+        return self.style or found or Style(late=True)
 
     @property
     def sum_depth(self) -> int:

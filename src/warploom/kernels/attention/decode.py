@@ -83,7 +83,6 @@ LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
-SLACK = 8.0  # powers of 2 by which a weight of latent attention may pass 1
 AT_A_TIME = 8  # parts that `combine` then joins at a time
 # Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
 # a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
@@ -306,11 +305,7 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
         seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
         block = max_along(scores, "keys") * factor
-        if config.value_dim:
-            # Sums of 128 registers a thread are rescaled where a maximum outgrows them, not always.
-            highest = where(block > base + SLACK, block, base)
-        else:
-            highest = maximum(base, block - config.lift if config.lift else block)
+        highest = maximum(base, block - config.lift if config.lift else block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2(base - under)
@@ -426,7 +421,6 @@ def decode_policy(config: DecodeConfig) -> Policy:
             cluster=("rows_tile", 2) if config.twin else ("", 1),
             store="direct",
             dependent=True,
-            skip_unit=True,
             l2_promotion=128,
         )
         return Policy("lcsf", launch, 2, 3 if config.narrow else 2, registers=(40, 232))

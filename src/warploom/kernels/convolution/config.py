@@ -18,13 +18,11 @@ class ConvolutionConfig:
     causal   sequences have N / 2 elements and are followed by zeros, so nothing comes round; they
              have N elements and come round otherwise
     pairs    pairs of sequences of a task, one after the other
-    gated    x is multiplied by `pregate` before, the result by `postgate`, both like x
     """
 
     length: int = 4096
     causal: bool = True
     pairs: int = 4
-    gated: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no tile."""

@@ -32,18 +32,15 @@ from warploom.tile import (
     span,
     store,
     trace,
-    zeros,
 )
 
 MATRICES = {"left": "f a", "right": "b g"}
 PARTS = ("re", "im")
-GATES = ("pregate", "postgate")
 
 
 def long_convolution(config: ConvolutionConfig) -> Program:
     """The program of a configuration."""
-    gates = GATES if config.gated else ()
-    arrays = {name: array(BF16, "batch tiles rows b") for name in ("x", "y", *gates)}
+    arrays = {name: array(BF16, "batch tiles rows b") for name in ("x", "y")}
     arrays |= {f"kernel_{part}": array(BF16, "bands g") for part in PARTS}
     arrays |= {f"twiddle_{part}": array(BF16, "f b") for part in PARTS}
     names = MATRICES | ({"back": "o f"} if config.causal else {})
@@ -64,55 +61,32 @@ def default_policy(config: ConvolutionConfig) -> Policy:
     return Policy("unpipelined", plan, groups=1, slots=slots)
 
 
-def allowed(config: ConvolutionConfig) -> tuple[str, ...]:
-    """What `build` may find: gated causal sequences spill 132 B."""
-    return ("spills", "stack") if config.gated and config.causal else ()
-
-
 def _task(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
     """Sequences of one tile of heads."""
-    # Tiles in registers have 64 rows: those that are zero are not in the arrays.
-    taken, pairs = ROWS if config.gated else config.taken, config.pairs
+    taken, pairs = config.taken, config.pairs
     blocks = {"tiles": size("tiles"), "parts": cdiv(size("batch"), 2 * pairs)}
     tile, part = grid(**blocks)
-    # Both operands that are made lie in one place where the matrices before them are two.
-    middle = "a" if config.gated else "f"
-    operand = [zeros(BF16, a=taken, b=COLUMNS) for _ in PARTS] if config.gated else []
     left, right = _matrix(arrays, "left", taken), _matrix(arrays, "right", COLUMNS)
     # A matrix instruction has 64 rows: of causal sequences only the first half is stored.
-    back = _matrix(arrays, "back", ROWS, middle) if config.causal else left
+    back = _matrix(arrays, "back", ROWS) if config.causal else left
     for i in loop(pairs):
         batches = [(part * pairs + i) * 2 + n for n in (0, 1)]
         rows = span(0, taken, "a"), span(0, COLUMNS)
         re, im = (load(arrays["x"], batch, tile, *rows) for batch in batches)
-        if config.gated:
-            gates = (load(arrays["pregate"], batch, tile, *rows) for batch in batches)
-            for into, one, gate in zip(operand, (re, im), gates, strict=True):
-                into.assign((one.cast(FP32) * gate.cast(FP32)).cast(BF16))
-            re, im = operand
         # Every iteration has them in a slot: in registers they would fill half of a thread's.
         twiddle = _factors(arrays, "twiddle", 0)
         kernel = _factors(arrays, "kernel", tile * ROWS)
         x = left @ Complex(re, im)
         x = _weighed(x, twiddle) @ right
         x = _by_conj(_weighed(x, kernel), right)
-        x = _weighed(x, twiddle, conj=True)
-        if config.gated and config.causal:
-            for into, one in zip(operand, (x.re, x.im), strict=True):
-                into.assign(one.rename("f", middle))
-            x = Complex(*operand)
-        x = _conj_by(back, x)
+        x = _conj_by(back, _weighed(x, twiddle, conj=True))
         for batch, out in zip(batches, (x.re, x.im), strict=True):
             whole = span(0, ROWS, out.type.names[0]), span(0, COLUMNS)
-            result = out
-            if config.gated:
-                result = out * load(arrays["postgate"], batch, tile, *whole).cast(FP32)
-            store(arrays["y"], batch, tile, *whole, tile=result.cast(BF16))
+            store(arrays["y"], batch, tile, *whole, tile=out.cast(BF16))
 
 
-def _matrix(arrays: Mapping[str, Array], name: str, columns: int, axis: str = "") -> Complex:
-    where = span(0, ROWS), span(0, columns, axis)
-    re, im = (load(arrays[f"{name}_{part}"], *where) for part in PARTS)
+def _matrix(arrays: Mapping[str, Array], name: str, columns: int) -> Complex:
+    re, im = (load(arrays[f"{name}_{p}"], span(0, ROWS), span(0, columns)) for p in PARTS)
     return Complex(re, im)
 
 
