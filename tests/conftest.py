@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,11 @@ from warploom.sass.decode.kernel import Kernel, decode_all
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier
 from warploom.toolchain import Tool
+
+# A background job of a shell ignores Ctrl-C, and its children inherit that: tests that send
+# one to a child would wait in vain.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
 KEPT = cache_folder() / "tests"  # of all clones of the repository
