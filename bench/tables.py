@@ -142,6 +142,11 @@ def ablated(rows: list[Evidence]) -> list[Evidence]:
     return [row for row in rows if "ablations" in row.checks]
 
 
+def unmeasured(rows: list[Evidence]) -> list[Evidence]:
+    """Textbooks whose kernel a search chose by its model alone, before any was timed."""
+    return [row for row in rows if not row.kernel.endswith(", measured")]
+
+
 def named(*words: str) -> Callable[[list[Evidence]], list[Evidence]]:
     """The rows whose shape begins with one of the words."""
     return lambda rows: [row for row in rows if row.shape.split()[0] in words]
@@ -163,6 +168,7 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "dense": dense,
     "hard": named("fp8", "sharp", "rising", "jump"),
     "ablated": ablated,
+    "unmeasured": unmeasured,
     "behind": lambda rows: [row for row in rows if verdict(row) in ("behind", "wrong")],
     "gemm": named("gemm"),
     "attention": named("attention"),
