@@ -130,6 +130,11 @@ def test_what_comes_before_and_after_the_matmuls():
     values |= {"base": got["base"], "delta": got["delta"]}
     sums["dq_sum"] = t.interpret(backward(config), values)["dq_sum"]
     assert close(t.interpret(finish(config), sums)["dq"], want["dq"])
+
+
+@pytest.mark.parametrize("name", ["causal", "wide"])
+def test_kernels_without_a_matmul_do_not_spill(name):
+    config = CASES[name][0]
     for program in (prepare(config), finish(config)):
         assert build(program, simt(program)).resources.spill_bytes == 0
 
