@@ -160,7 +160,7 @@ def gradients(part: str, rows: int, keys: int, heads: int = 2, **settings: Any) 
         values |= {x: np.full_like(values[x], np.nan) for x in ("base", "delta")}
     if part == "finish":
         values["dq_sum"] = np.random.default_rng(0).standard_normal(values["dq_sum"].shape)
-    arrays = {array.name: values[array.name] for array in program.arrays}
+    arrays: Values = {array.name: values[array.name] for array in program.arrays}
     schedule = schedule_for(program, policy)
     return Gradients(
         program, schedule, arrays, allow=allow, family="attention backward", config=config
