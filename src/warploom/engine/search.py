@@ -71,6 +71,7 @@ def search(
     """Explore a space for array sizes on a GPU, as long as the effort allows.
 
     `evaluate` gives the outcome of a point in a worker process (`tried`, unless another is given).
+    Raises `ToolMissing` where there is no compiler for the points that are to be tried.
     """
     made = _Search(space, sizes, gpu, store, effort, say)
     made.evaluate = evaluate or tried
@@ -97,7 +98,7 @@ class _Search:
         self.told = float("inf")
         self.compiler = compiler()
         self.evaluate: Evaluate = tried
-        self.workers = os.cpu_count() or 1
+        self.workers = _processors()
         self.pool: ProcessPoolExecutor | None = None
         self.programs: dict[Sizes, str] = {}
 
@@ -105,6 +106,8 @@ class _Search:
         """What an earlier search with as much effort found here, or else all stages."""
         if self._told_before():
             return self.explored
+        if self.evaluate is tried:
+            toolchain.find("nvcc")
         try:
             self._try(self._elsewhere(KNOWN[self.effort]))
             self._try(islice(self.candidates.first(), 1))
@@ -350,6 +353,13 @@ class _Search:
         if settings not in self.programs:
             self.programs[settings] = program_key(str(self.space.textbook(settings)))
         return self.programs[settings], self._machine, self.compiler
+
+
+def _processors() -> int:
+    """Processors that this process may use: a container or `taskset` may leave it fewer than the
+    machine has."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def compiler() -> str:
