@@ -183,6 +183,16 @@ def test_what_spills_is_tried_in_fewer_groups() -> None:
     assert [*candidates.open] == [first.having("groups=1")]
 
 
+def test_the_order_of_a_solver_is_not_solved_again_with_fewer_groups(monkeypatch) -> None:
+    """It chooses the groups itself, and a search would wait for it, its seconds over or not."""
+    space = Space(FILE, {"rows_of_a_tile": "128", "keys_of_a_tile": "64", "dim": "64"})
+    candidates = Candidates(space, SIZES, "h200")
+    solved = replace(next(candidates.first()), order="solve")
+    monkeypatch.setattr(Space, "selected", lambda self, point, gpu: pytest.fail(f"solves {point}"))
+    candidates.note(Found(solved, Row(refused="spills 8 B of registers")), Explored())
+    assert not candidates.open
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_search_goes_where_times_are_short(seed) -> None:
     """Whichever choices make a point fast, an eighth of all points has one of the fastest 2 %."""

@@ -35,7 +35,7 @@ from warploom import toolchain
 from warploom.autosched.plans import LEFT_TO_SOLVER
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
-from warploom.engine.candidates import Candidates, Sizes
+from warploom.engine.candidates import SOLVED, Candidates, Sizes
 from warploom.engine.explored import Explored, Found
 from warploom.engine.outcome import Outcome, elsewhere, tried
 from warploom.engine.points import Space
@@ -54,7 +54,6 @@ NEAR = 1.25  # times the best at other sizes
 SEARCH = 1  # version of what is tried next: what another one found is searched again
 ROUNDING = 1e-6  # of a prediction that is made again
 EFFORTS = tuple(SECONDS)
-SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Say = Callable[[str], None]
 Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
 
