@@ -20,17 +20,16 @@ from warploom.integrations.torch_attention import (
     value_dim,
 )
 from warploom.integrations.torch_program import (
-    addresses,
+    Chosen,
+    Launches,
     allowed_type,
-    built_kernel,
     check_devices,
-    current_stream,
     empty_like,
     form_of,
     launch,
     operator,
-    planned,
     refuse_backward,
+    several,
     steps,
     torch_module,
     variant_kernel,
@@ -106,22 +105,13 @@ def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
     return a.new_empty(shape, dtype=_out(a))
 
 
-def _gemm_fill(shape: tuple[Any, ...], result: Any, *given: Any) -> None:
-    gemm_into(result, *given)
+def gemm_into(result: Any, a: Any, b: Any, residual: Any = None) -> None:
+    """a b + residual into a tensor that is not empty; the residual may be it."""
+    _gemm_fill(tuple(result.shape), result, a, b, None, residual, "none", 1.0, False)
 
 
-def gemm_into(
-    result: Any,
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    residual: Any = None,
-    activation: str = "none",
-    scale: float = 1.0,
-    batch_invariant: bool = False,
-) -> None:
-    """What the operator `gemm` gives, into a tensor that is not empty; the residual may be it."""
-    shape = tuple(result.shape)
+def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: Any) -> None:
+    bias, residual, activation, scale, batch_invariant = options
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
@@ -204,11 +194,7 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
 def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
-    def results(q: Any, v: Any) -> Any:
-        out = empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
-        return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
-
-    def kernel_of(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    def plan(q: Any, k: Any, v: Any, *options: Any) -> Launches:
         causal, window, scale, exact, batch_invariant = options
         base = AttentionConfig(
             dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
@@ -221,32 +207,27 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             exact=exact,
             value_dim=value_dim(q, v),
         )
+        rows, keys = q.shape[2], k.shape[2]
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
-        choice = choose_attention(q.shape[2], base, k.shape[2], heads)
-        key, make = variant_kernel("attention", choice, base)
-        return built_kernel(key, q, make)
 
-    def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        made = results(q, v)
-        if q.numel() == 0:
-            _attention_check(q, k, v, *options[1:3])
-            return made
-        arrays = {"q": q, "k": k, "v": v}
-        arrays |= dict(zip(("o", "lse"), made if lse else (made,), strict=False))
-        if k.numel() == 0:
-            kernel_of(q, k, v, *options)(arrays, stream=current_stream(q))
-            return made
-        key = ("attention", lse, *form_of(q, k, v), *options)
-        bound = planned(key, lambda: kernel_of(q, k, v, *options).bound(arrays))
-        bound(addresses(arrays), current_stream(q))
-        return made
+        def choose() -> dict[str, Chosen]:
+            choice = choose_attention(rows, base, keys, heads)
+            return {"attention": variant_kernel("attention", choice, base)}
 
-    def fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        _, window, scale, *_ = options
-        _attention_check(q, k, v, window, scale)
-        return results(q, v)
+        return Launches(choose)
 
-    return run, fake
+    def form(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, ...]:
+        return "attention", lse, *form_of(q, k, v), *options
+
+    def results(_: Launches, q: Any, k: Any, v: Any, *options: Any) -> Any:
+        out = empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+        return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
+
+    def fill(launches: Launches, made: Any, q: Any, k: Any, v: Any, *options: Any) -> None:
+        arrays = {"q": q, "k": k, "v": v} | dict(zip(("o", "lse"), several(made), strict=False))
+        (launches if k.numel() else launches.unbound)(arrays)
+
+    return steps(plan, results, fill, form)
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -84,7 +84,7 @@ class Profile:
     than the episode's best by more than that share is taken back: the policy proposes, the score
     disposes. `worst_reward` bounds the reward of a slow step from below. `stride`: accepted steps
     from one score to the next; those between are rewarded and judged by the timing model.
-    `programs`: other programs of the kernel (renamed, pipelined) that an episode may be played on.
+    `programs`: programs of the kernel with other scoreboards that an episode may be played on.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Programs an episode may be played on: the original, and others proved to do the same.
 
-Renaming values, pipelining a loop and giving scoreboards out anew make other programs of a kernel
-(see `search.lineage`), each proved by the checker of its kind. In the environment they are actions
-of their own, legal as an episode begins and at no other time: the one taken says which program the
-episode is played on. The masks are what the checkers said.
+Giving scoreboards out anew makes another program of a kernel (see `search.lineage`), proved by its
+checker. In the environment the choice of one is an action of its own, legal as an episode begins
+and at no other time: the one taken says which program the episode is played on. The masks are what
+the checker said.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import numpy.typing as npt
 from warploom.errors import InputError
 from warploom.rl.board import Board
 from warploom.rl.profile import Profile
-from warploom.search.actions import PROGRAMS
 from warploom.search.game import Family, Game
 from warploom.search.lineage import Base, make_base, prove, write_steps
 
 Floats = npt.NDArray[np.float32]
-STEPS: Final = ("rotation", "registers", "scoreboards")
-COLUMNS: Final = len(STEPS) + 1
+COLUMNS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,8 @@ class Program:
 
     @property
     def seen(self) -> list[float]:
-        """What a player sees of it: that it may be chosen, and the kinds of its steps."""
-        kinds = {step.kind for step in self.base.steps}
-        return [float(self.legal), *(float(kind in kinds) for kind in STEPS)]
+        """What a player sees of it: that it may be chosen, and that it is not the original."""
+        return [float(self.legal), float(bool(self.base.steps))]
 
 
 def programs_of(game: Game, profile: Profile) -> list[Program]:
@@ -52,7 +49,7 @@ def programs_of(game: Game, profile: Profile) -> list[Program]:
     original, name, mode = game.original, game.kernel.name, game.verifier.mode
     found = [Program(Base(original), Board(game, profile), True)]
     for number in range(profile.programs):
-        base = make_base(original, name, mode, frozenset(PROGRAMS), random.Random(f"0/{number}"))
+        base = make_base(original, name, random.Random(f"0/{number}"))
         if any(base.cubin.data == other.base.cubin.data for other in found):
             continue
         played = Game(base.cubin, name, mode, Family.WIDE)

@@ -19,7 +19,7 @@ from warploom.sass.decode.kernel import Block, Instruction, Kernel, decode
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.flow.mining import issue_times
 from warploom.sass.flow.scoreboard import takes_no_wait
-from warploom.sass.rewrites.scoreboards.verify import (
+from warploom.sass.scoreboards.verify import (
     ALL_BOARDS,
     Relation,
     events,
