@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from warploom import tile as t
+from warploom import toolchain
 from warploom.autosched.named import groups
 from warploom.autosched.plans import choices, plans, registers, variations
 from warploom.autosched.points import Point
@@ -32,7 +33,7 @@ from warploom.engine.outcome import bound_of, told, tried
 from warploom.engine.points import Space, described, orders
 from warploom.engine.search import NEAR, _limited, _Search, search
 from warploom.engine.store import PointStore, Row
-from warploom.errors import CheckFailed, InputError
+from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
@@ -180,6 +181,16 @@ def test_what_spills_is_tried_in_fewer_groups() -> None:
     first = next(candidates.first())
     candidates.note(Found(first, Row(refused="spills 8 B of registers")), Explored())
     assert [*candidates.open] == [first.having("groups=1")]
+
+
+def test_the_order_of_a_solver_is_not_solved_again_with_fewer_groups(monkeypatch) -> None:
+    """It chooses the groups itself, and a search would wait for it, its seconds over or not."""
+    space = Space(FILE, {"rows_of_a_tile": "128", "keys_of_a_tile": "64", "dim": "64"})
+    candidates = Candidates(space, SIZES, "h200")
+    solved = replace(next(candidates.first()), order="solve")
+    monkeypatch.setattr(Space, "selected", lambda self, point, gpu: pytest.fail(f"solves {point}"))
+    candidates.note(Found(solved, Row(refused="spills 8 B of registers")), Explored())
+    assert not candidates.open
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -741,6 +752,17 @@ def test_a_worker_that_dies_costs_its_point(store, monkeypatch) -> None:
     assert all("lazy_rescale" in one.point.rules for one in dead)
     assert all(dict(one.point.settings)["keys_of_a_tile"] == "80" for one in dead)
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
+
+
+def test_without_a_compiler_a_search_refuses_before_it_tries_anything(store, monkeypatch) -> None:
+    def missing(name: str) -> None:
+        raise ToolMissing(f"no {name} here")
+
+    monkeypatch.setattr(toolchain, "find", missing)
+    monkeypatch.setattr(_Search, "_submit", lambda self, point: pytest.fail(f"{point} is tried"))
+    with pytest.raises(ToolMissing, match="no nvcc here"):
+        search(Space(FILE, SMALL), FEW, "h200", store)
+    assert not list(store)
 
 
 @pytest.mark.parametrize("deadly_one", range(3))

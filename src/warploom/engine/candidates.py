@@ -34,6 +34,7 @@ WIDE = 1.5  # times the least ideal: open sizes beyond are none
 NEAR = 1.1  # times the best: what is slower gets no other plans or options
 BOLD, HOPE = 1.0, 2.0  # standard deviations below what is likely: to compare points, to give one up
 AHEAD = ("overlapped", "pingpong")  # orders that begin an iteration ahead, as overlapping tasks do
+SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Sizes = tuple[tuple[str, str], ...]  # a choice of the open sizes
 
 
@@ -74,7 +75,7 @@ class Candidates:
         """A point was tried: what follows of others, and which ones are near to it."""
         self.taken.add(found.point)
         self.estimate.add(found.point, None if found.row.predicted is None else found.goal)
-        if found.row.predicted is None and "registers" in found.row.refused:
+        if "registers" in found.row.refused and found.point.order != SOLVED:
             for point in self._roomy(found.point):
                 self._offer(point)
         for one in islice(explored.fastest(_form), VARIED):

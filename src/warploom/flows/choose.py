@@ -6,6 +6,7 @@ Schedules come one at a time, because solving one takes seconds that may not be 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import NAMES, Policy, schedule_for
@@ -96,9 +97,8 @@ def _searched(
     and all points."""
     space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
-    store = PointStore(cache_folder() / POINTS)
-    explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
-    store.close()
+    with closing(PointStore(cache_folder() / POINTS)) as store:
+        explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
     say(str(explored))
     usable: list[Usable] = []
     trials: list[Trial] = []

@@ -105,22 +105,13 @@ def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
     return a.new_empty(shape, dtype=_out(a))
 
 
-def _gemm_fill(shape: tuple[Any, ...], result: Any, *given: Any) -> None:
-    gemm_into(result, *given)
+def gemm_into(result: Any, a: Any, b: Any, residual: Any = None) -> None:
+    """a b + residual into a tensor that is not empty; the residual may be it."""
+    _gemm_fill(tuple(result.shape), result, a, b, None, residual, "none", 1.0, False)
 
 
-def gemm_into(
-    result: Any,
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    residual: Any = None,
-    activation: str = "none",
-    scale: float = 1.0,
-    batch_invariant: bool = False,
-) -> None:
-    """What the operator `gemm` gives, into a tensor that is not empty; the residual may be it."""
-    shape = tuple(result.shape)
+def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: Any) -> None:
+    bias, residual, activation, scale, batch_invariant = options
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
