@@ -145,11 +145,6 @@ def planned(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     return found
 
 
-def kind_of(*tensors: Any) -> tuple[Any, ...]:
-    """What a plan depends on: element types, sizes, devices."""
-    return tuple(x for one in tensors for x in (one.dtype, one.shape, one.device))
-
-
 def form_of(*tensors: Any) -> tuple[Any, ...]:
     """What a launch depends on that is bound to tensors, beside where they are."""
     return tuple(
