@@ -21,6 +21,7 @@ from warploom.integrations.torch_program import (
     empty_like,
     form_of,
     operator,
+    refuse_backward,
     steps,
     torch_module,
 )
@@ -33,6 +34,7 @@ from warploom.tile import dtype
 torch: Any = torch_module()
 ATTENTION_TYPES = ("bf16", "fp16")
 
+ONCE = "take no gradient of a gradient"  # a hint of refusals
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
     "bool causal=False, int? window=None, float? scale=None, bool deterministic=False) "
@@ -172,5 +174,8 @@ def subtract(delta: Any, rows: Any, in_fragments: bool) -> None:
 
 
 attention_backward = operator(
-    "warploom::attention_backward", SCHEMA, *steps(_plan, gradients_like, _fill, _form)
+    "warploom::attention_backward",
+    SCHEMA,
+    *steps(_plan, gradients_like, _fill, _form),
+    refuse_backward("warploom::attention_backward", ONCE),
 )

@@ -16,6 +16,7 @@ from typing import Any
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import (
     ATTENTION_TYPES,
+    ONCE,
     checked_group,
     gradients_like,
     launches_of,
@@ -29,6 +30,7 @@ from warploom.integrations.torch_program import (
     empty_like,
     form_of,
     operator,
+    refuse_backward,
     steps,
     torch_module,
     variant_kernel,
@@ -41,7 +43,10 @@ from warploom.kernels.tuned.variant import Variant
 torch: Any = torch_module()
 BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 MASKS = "bool causal=False, int? window=None, float? scale=None"
-FORWARD = f"(Tensor q, Tensor k, Tensor v, {BOUNDS}, {MASKS}, bool exact=False) -> (Tensor, Tensor)"
+FORWARD = (
+    f"(Tensor q, Tensor k, Tensor v, {BOUNDS}, {MASKS}, bool exact=False, "
+    "bool deterministic=False) -> (Tensor, Tensor)"
+)
 BACKWARD = (
     f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {BOUNDS}, {MASKS}, "
     "bool deterministic=False) -> (Tensor, Tensor, Tensor)"
@@ -105,7 +110,7 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
 def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], int], Launches]:
     """(what gives the rows of a tile, the kernel) of a call."""
     _check(q, k, v, *options)
-    cu_q, _, max_q, max_k, causal, window, scale, exact = options
+    cu_q, _, max_q, max_k, causal, window, scale, exact, _ = options
     base = AttentionConfig(
         dtype=allowed_type(q, "attention_varlen q", ATTENTION_TYPES),
         head_dim=q.shape[2],
@@ -213,7 +218,7 @@ def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *arg
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, max_q, max_k, causal, window, scale, _ = inputs
+    *tensors, max_q, max_k, causal, window, scale, _, ctx.deterministic = inputs
     ctx.options = (max_q, max_k, causal, window, scale)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
@@ -223,16 +228,17 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradients(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
     q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
     if grad is None:
-        return (None,) * 11
-    same = torch.are_deterministic_algorithms_enabled()
+        return (None,) * 12
+    same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     found = attention_varlen_backward(grad, q, k, v, out, lse, cu_q, cu_k, *ctx.options, same)
-    return (*found, *(None,) * 8)
+    return (*found, *(None,) * 9)
 
 
 attention_varlen_backward = operator(
     "warploom::attention_varlen_backward",
     BACKWARD,
     *steps(_backward_plan, gradients_like, _backward, _backward_form),
+    refuse_backward("warploom::attention_varlen_backward", ONCE),
 )
 attention_varlen_with_lse = operator(
     "warploom::attention_varlen_with_lse",
@@ -256,14 +262,18 @@ def attention_varlen(
     window: int | None = None,
     scale: float | None = None,
     exact: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of every sequence, `[tokens, heads, d]`, with gradients.
 
     `cu_seqlens_q, cu_seqlens_k: [sequences + 1]`, int32, on the GPU, from 0 to the numbers of
     tokens. The longest sequence is what the forward kernel is chosen for; any number gives the
     right result. Masks are those of `attention`, of each sequence by itself. Raises `InputError`
-    for what no kernel takes. Gradients are the same in every run under
-    `torch.use_deterministic_algorithms(True)`; they are of heads of up to 128.
+    for what no kernel takes. Gradients have the same bits in every run where they are
+    to be `deterministic`, or under `torch.use_deterministic_algorithms(True)`; they are of heads of
+    up to 128.
     """
     bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return attention_varlen_with_lse(q, k, v, *bounds, causal, window, scale, exact)[0]
+    return attention_varlen_with_lse(q, k, v, *bounds, causal, window, scale, exact, deterministic)[
+        0
+    ]

@@ -48,7 +48,7 @@ GEMM_SCHEMA = (
 )
 ATTENTION_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None, "
-    "bool exact=False, bool batch_invariant=False)"
+    "bool exact=False, bool batch_invariant=False"
 )
 NOMINAL_ROWS = 128  # for which the kernel is chosen where it is the same for any number of rows
 
@@ -195,7 +195,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
     def plan(q: Any, k: Any, v: Any, *options: Any) -> Launches:
-        causal, window, scale, exact, batch_invariant = options
+        causal, window, scale, exact, batch_invariant, *_ = options
         base = AttentionConfig(
             dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
             head_dim=q.shape[3],
@@ -231,7 +231,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v, causal, window, scale, *_ = inputs
+    q, k, v, causal, window, scale, _, _, ctx.deterministic = inputs
     ctx.causal, ctx.window, ctx.scale = causal, window, scale
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
@@ -240,12 +240,12 @@ def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 8
+        return (None,) * 9
     grad = torch.zeros_like(out) if grad is None else grad
-    same = torch.are_deterministic_algorithms_enabled()
+    same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     masks = (ctx.causal, ctx.window)
     found = attention_backward(grad, q, k, v, out, lse, grad_lse, *masks, ctx.scale, same)
-    return (*found, None, None, None, None, None)
+    return (*found, *(None,) * 6)
 
 
 gemm = operator(
@@ -257,14 +257,14 @@ gemm = operator(
 )
 attention_with_lse = operator(
     "warploom::attention_with_lse",
-    f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",
+    f"{ATTENTION_SCHEMA}, bool deterministic=False) -> (Tensor, Tensor)",
     *_attention(lse=True),
     _with_lse_backward,
     _with_lse_context,
 )
 _inference = operator(
     "warploom::attention",
-    f"{ATTENTION_SCHEMA} -> Tensor",
+    f"{ATTENTION_SCHEMA}) -> Tensor",
     *_attention(lse=False),
     refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
 )
@@ -279,17 +279,20 @@ def attention(
     scale: float | None = None,
     exact: bool = False,
     batch_invariant: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]`, `k: [batch, kv_heads, keys,
     d]` and `v: [batch, kv_heads, keys, e]`, with e other than d where d is above 128; where a
     gradient is wanted, by the operator that keeps lse for it.
 
-    Raises `InputError` for what no kernel takes. Gradients are the same in every run under
-    `torch.use_deterministic_algorithms(True)`. `batch_invariant`: the kernel is chosen for one
-    sequence, so that the bits of o are the same in every batch.
+    Raises `InputError` for what no kernel takes. Gradients have the same bits in every run where
+    they are to be `deterministic`, or under `torch.use_deterministic_algorithms(True)`.
+    `batch_invariant`: the kernel is chosen for one sequence, so that the bits of o are the same in
+    every batch.
     """
     if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
-        return attention_with_lse(q, k, v, causal, window, scale, exact, batch_invariant)[0]
+        options = (causal, window, scale, exact, batch_invariant, deterministic)
+        return attention_with_lse(q, k, v, *options)[0]
     return _inference(q, k, v, causal, window, scale, exact, batch_invariant)
 
 

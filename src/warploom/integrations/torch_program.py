@@ -255,7 +255,7 @@ def operator(
     made.register_fake(filled(fake))
     if backward is not None:
         made.register_autograd(backward, setup_context=context)
-    return direct(made, signature, run, backward, context, mutates)
+    return direct(name, made, signature, run, backward, context, mutates)
 
 
 def allowed_type(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
