@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
@@ -23,6 +24,7 @@ from warploom.files import cache_folder
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
+from warploom.kernels.check import checked
 from warploom.kernels.select import DEFAULT, check_sizes, full_sizes, select
 from warploom.perf.gates import Rates
 from warploom.perf.launch_time import Launch, why_slower
@@ -97,6 +99,9 @@ def _searched(
     and all points."""
     space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
+    textbook = space.config(Point(next(iter(space.sizes()))))
+    # A program that is wrong as it was written says so now, and not after the search.
+    checked(settings.name, textbook, check_sizes(settings.name, settings.settings)).require()
     with closing(PointStore(cache_folder() / POINTS)) as store:
         explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
     say(str(explored))
