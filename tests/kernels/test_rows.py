@@ -23,8 +23,8 @@ ALL = frozenset({"bias", "residual"})
 GRID = LaunchPlan(persistent=False)
 
 
-def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64):
-    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned)
+def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64, staged=False):
+    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned, staged)
 
 
 # name: operation, columns, rows, rows a task, options, schedule (None: the chosen one)
@@ -55,6 +55,15 @@ CASES = {
     "in place": ("cross_entropy_both", 520, 6, 1, (), small(64, 8)),
     "in place over a cluster": ("cross_entropy_both", 520, 6, 1, (), small(32, 8, cluster=2)),
     "one exchange": ("softmax", 1032, 3, 1, (), small(64, 8, cluster=2)),
+    "staged": ("softmax", 1032, 3, 1, (), small(64, 8, cluster=2, staged=True)),
+    "staged, two of them": ("softmax_backward", 520, 5, 2, (), small(32, 8, staged=True)),
+    "staged, unaligned": ("layernorm", 264, 5, 2, ALL, small(32, 4, aligned=False, staged=True)),
+    "staged over a cluster": ("rmsnorm", 2088, 5, 1, ALL, small(64, 8, 4, staged=True)),
+    "staged and drawn": ("rmsnorm", 264, 5, 1, ("residual", "dropout"), small(64, 8, staged=True)),
+    "staged to fp8": ("layernorm", 264, 5, 1, (*ALL, "fp8"), small(64, 8, staged=True)),
+    "staged and picked": ("cross_entropy", 1032, 6, 1, (), small(64, 8, cluster=2, staged=True)),
+    "staged in place": ("cross_entropy_both", 1032, 6, 1, (), small(64, 8, 2, staged=True)),
+    "staged logarithm": ("softmax", 776, 3, 1, ("log",), small(64, 8, staged=True)),
 }
 
 

@@ -291,16 +291,16 @@ DEVICE void copy_any(unsigned char* stage, int number, const T* line, int place,
 }
 
 //@ take_words
-// Volatile: what is taken again is read again, so that it need not stay in registers.
+// Volatile for both compilers: what is taken again is read again and need not stay in registers.
 template <int kBytes> DEVICE void take_words(unsigned* x, unsigned at) {
   if constexpr (kBytes == 16)
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
   else if constexpr (kBytes == 8)
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+    asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];"
                  : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
   else
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
 }
 
 //@ take_line
@@ -375,8 +375,15 @@ DEVICE void combine_warps(T* x, void* shared, F f) {
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
-      x[s] = row[s];
-      for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
+      if constexpr (kStride == 1) {
+        // A lane takes the value of a warp: f may be costly.
+        x[s] = row[threadIdx.x % Of::kGroups * kCount + s];
+#pragma unroll
+        for (int step = 1; step < Of::kGroups; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
+      } else {
+        x[s] = row[s];
+        for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
+      }
     }
   }
 }
@@ -403,6 +410,10 @@ DEVICE float share_of(float top, float best, float scale) {
 DEVICE Weighted joined(Weighted a, Weighted b, float scale) {
   const float best = fmaxf(a.value, b.value);
   return {best, a.sum * share_of(a.value, best, scale) + b.sum * share_of(b.value, best, scale)};
+}
+DEVICE Weighted swap_with(Weighted x, int lanes) {
+  return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
+          __shfl_xor_sync(0xffffffffu, x.sum, lanes)};
 }
 DEVICE void words_of(unsigned* w, Weighted x) {
   w[0] = __float_as_uint(x.value);
@@ -445,19 +456,21 @@ template <class T> DEVICE void of_words(T& x, const unsigned* w) {
 }
 
 //@ combine_blocks
-// x[.] that the peers of a block have in common, put together by f over the blocks of the cluster.
-// Every block pushes its values to all, once all have read those of the turn before.
-template <int kBlocks, int kPeers, int kStride, int kOthers, int kCount, class T, class F>
+// x[.] that the threads of a warp have in common, put together by f over the warps of all blocks of
+// the cluster that have a row. Every warp pushes its values to all blocks, once all have read those
+// of the turn before.
+template <int kBlocks, int kPeers, int kOthers, int kCount, class T, class F>
 DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
-  using Of = Peers<kPeers, kStride>;
-  constexpr int kWords = int(sizeof(T)) / 4;
-  const unsigned own = Of::other() * kCount * int(sizeof(T));
-  const unsigned base = bar + 16, part = kOthers * kCount * int(sizeof(T));
+  constexpr int kWords = int(sizeof(T)) / 4, kWarps = kPeers / 32, kAll = kBlocks * kWarps;
+  constexpr int kLanes = kAll < 32 ? kAll : 32;
+  const int lane = int(threadIdx.x) % 32;
+  const unsigned row = bar + 16 + int(threadIdx.x) / kPeers * kAll * kCount * int(sizeof(T));
+  const unsigned own = cluster_rank() * kWarps + int(threadIdx.x) % kPeers / 32;
   cluster_wait();
-  if (threadIdx.x == 0) barrier_expect(bar, kBlocks * part);
-  if (Of::mine() < kBlocks) {
-    const unsigned to = in_peer(base + cluster_rank() * part + own, Of::mine());
-    const unsigned there = in_peer(bar, Of::mine());
+  if (threadIdx.x == 0) barrier_expect(bar, kAll * kOthers * kCount * int(sizeof(T)));
+  if (lane < kBlocks) {
+    const unsigned to = in_peer(row + own * kCount * int(sizeof(T)), lane);
+    const unsigned there = in_peer(bar, lane);
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
       unsigned words[kWords];
@@ -470,15 +483,18 @@ DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
 #pragma unroll
   for (int s = 0; s < kCount; ++s) {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int first = 0; first < kAll; first += 32) {
       unsigned words[kWords];
       T y;
 #pragma unroll
       for (int w = 0; w < kWords; ++w)
-        words[w] = unsigned(shared_read(base + block * part + own + (s * kWords + w) * 4));
+        words[w] = unsigned(
+            shared_read(row + (((first + lane % kLanes) * kCount + s) * kWords + w) * 4));
       of_words(y, words);
-      x[s] = block ? f(x[s], y) : y;
+      x[s] = first ? f(x[s], y) : y;
     }
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
   }
   cluster_arrive();
 }

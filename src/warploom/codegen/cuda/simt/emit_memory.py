@@ -133,6 +133,11 @@ class Access:
             body = unroll("s", extents[-1], body)
         return unroll("i", extents[0], body) if self.form in (TILE, ROW) else body
 
+    @staticmethod
+    def of_line(lines: list[str]) -> list[str]:
+        """The statement for one line, of those for every line of a tile."""
+        return [next(line.strip() for line in lines if line.strip()[:4] not in ("#pra", "for "))]
+
     def cases(self, make: Callable[[str], str]) -> list[str]:
         """`make("whole")` for every line where all lines are whole, else `make("any")`."""
         if (self.vector == 1 or self.layout.schedule.aligned) and not self.step:
