@@ -150,8 +150,10 @@ DEVICE void read_fragments(Line<T, kCount>& x, const T* data, int row, int place
 
 //@ load_now
 // One access for each 16 bytes, or one of 8, 4 or 2, which the compiler leaves where it is: it would
-// move some of a row's loads behind the first use of others. What is read once passes by L1.
-template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const void* from) {
+// move some of a row's loads behind the first use of others. What is read once passes by L1; what is
+// read `kHere` does not begin before a barrier in front of it.
+template <int kBytes, bool kOnce, bool kHere, class W>
+DEVICE void load_now(W* to, const void* from) {
   if constexpr (kBytes == 2) {
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
   } else if constexpr (kBytes % 16 == 0) {
@@ -159,7 +161,10 @@ template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const voi
     for (int s = 0; s < kBytes / 16; ++s) {
       unsigned* const x = to + 4 * s;
       const char* const at = static_cast<const char*>(from) + 16 * s;
-      if constexpr (kOnce)
+      if constexpr (kHere)
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at) : "memory");
+      else if constexpr (kOnce)
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
       else
@@ -182,13 +187,13 @@ template <class T> DEVICE const T* pinned(const T* p) {
 }
 
 //@ read_early
-template <bool kOnce, class T, int kCount, class X>
+template <bool kOnce, bool kHere = false, class T, int kCount, class X>
 DEVICE void read_early(Line<T, kCount>& x, const T* from, int place, int length, bool inside,
                        X edge) {
   edge_line(x, edge);
   if (inside && unsigned(place) < unsigned(length)) {
     if constexpr (kCount * int(sizeof(T)) == 1) copy_bytes<1>(x.words, from);
-    else load_now<kCount * int(sizeof(T)), kOnce>(x.words, from);
+    else load_now<kCount * int(sizeof(T)), kOnce, kHere>(x.words, from);
   }
 }
 

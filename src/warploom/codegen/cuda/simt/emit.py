@@ -233,8 +233,9 @@ class _Printer:
                 if op.dst is None:
                     body += access.of_line(access.store_lines(c_name(op.srcs[0].name)))
                     continue
-                before.append(access.declared(name))
-                body += access.of_line(access.load_lines(name))
+                lines = access.load_lines(name, early=True)
+                before += [access.declared(name), *(one.strip() for one in lines if "pinned" in one)]
+                body += [one.replace("<false>", "<false, true>") for one in access.of_line(lines)]
                 body += access.of_line(access.value_lines(name, c_name(op.dst.name)))
                 continue
             if OPS[op.kind].group == "reduce":
