@@ -180,6 +180,10 @@ def test_a_loss_of_a_product_and_its_gradients(interpreted, monkeypatch, reducti
     agree(got, functional.cross_entropy(x @ weight.T, labels, reduction=reduction), (x, weight))
     with torch.no_grad():
         assert torch.allclose(loss.linear_cross_entropy(x, weight, labels, reduction), got)
+    once = loss.linear_cross_entropy(x, weight, labels, reduction)
+    twice = torch.autograd.grad(2 * once, (x, weight), retain_graph=True)
+    again = torch.autograd.grad(once, (x, weight))
+    assert all(torch.allclose(a, 2 * b) for a, b in zip(twice, again, strict=True))
 
 
 def test_shapes_of_fake_tensors():

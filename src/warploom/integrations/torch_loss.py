@@ -5,7 +5,8 @@
 Rows are taken in chunks. A chunk's logits are a product, which one kernel turns into their
 gradient in place while it gives the losses; two more products take that gradient back to x and to
 the weight, whose gradient is added up in the weight's type. All of it is done forward, so that a
-backward pass only multiplies by the gradient of the loss (the scheme of Liger's fused loss).
+backward pass only multiplies by the gradient of the loss (the scheme of Liger's fused loss), in
+place where the graph is not kept for another one.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
     dx, dweight = ctx.saved_tensors
     if loss is None:
         return (None,) * 6
-    return dx * loss, dweight * loss, None, None, None, None
+    # Where no second backward pass may come, nobody else has them.
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    scaled = [one * loss if kept else one.mul_(loss) for one in (dx, dweight)]
+    return *scaled, None, None, None, None
 
 
 OPERATOR = operator("warploom::linear_cross_entropy", SCHEMA, _run, _fake, _backward, _context)
