@@ -37,6 +37,7 @@ CASES = {
     "a loop ahead": ("rmsnorm_backward", 264, 7, 1, ALL, small(32, 8, stages=3)),
     "a loop ahead in registers": ("rmsnorm_backward", 263, 7, 2, (), small(32, 1, stages=2)),
     "loaded again": ("layernorm_backward", 264, 7, 1, AGAIN, small(32, 8, 2, 2)),
+    "several rows a sum": ("layernorm_backward", 264, 7, 2, AGAIN, small(64, 8, stages=2)),
     "picked": ("cross_entropy", 520, 6, 2, (), small(32, 8, cluster=2)),
     "picked in odd rows": ("cross_entropy", 101, 6, 1, (), None),
     "own class": ("cross_entropy_backward", 520, 6, 1, (), None),
@@ -104,6 +105,25 @@ def test_the_emitted_code_means_the_program(library, number):
     got = library.run(number, program, values, scalars, blocks=4)
     for name, right in want.items():
         assert np.allclose(got[name], right, rtol=2**-6, atol=1e-5), name
+
+
+def test_weights_are_no_others_in_a_later_pass():
+    """The largest value is a warp's in the pass of the sum, and the row's in the next one."""
+
+    def body(x, y):
+        (i,) = t.grid(m=t.size("m"))
+        at = t.span(i, 1), t.span(0, 520)
+        tile = t.load(x, *at).cast(t.FP32)
+        weights = t.exp(tile - t.max_along(tile, "n"))
+        t.store(y, *at, tile=(weights * (1.0 / t.sum_along(weights, "n"))).cast(BF16))
+
+    arrays = {name: t.array(BF16, "m n") for name in "xy"}
+    program = t.trace(body, arrays, name="softmax")
+    source = emit_simt(program, small(64, 8, staged=True), "sm_90a")
+    assert "Weighted" in source.text
+    values = values_of(program, {"m": 3, "n": 520})
+    got = Library([source]).run(0, program, values, {}, blocks=4)["y"]
+    assert np.allclose(got, interpret(program, values)["y"], rtol=2**-6, atol=1e-5)
 
 
 def test_rotary_and_sums_on_the_emulated_machine():

@@ -6,6 +6,7 @@ the threads' exchanges through one piece of shared memory that the ops use in tu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from warploom.codegen.cuda.lines import indent
@@ -205,8 +206,24 @@ class _Printer:
             elif isinstance(item, Loop):
                 lines += self._loop(item)
             elif item.id not in self.facts.idle:
-                lines += [_note(item), *self._op(item)]
+                lines += [_note(item), *self._whole(item)]
         return lines
+
+    def _whole(self, op: Op) -> list[str]:
+        """The code of an op outside of passes: the staged tiles that it reads come before it."""
+        before: list[str] = []
+        if op.id not in self.facts.picks:
+            for var, load, access in self._taken([op]):
+                name = self._lines(load)
+                taken = access.take_lines(self.facts.ahead.slots[load.id], STAGE, name)
+                values = access.value_lines(name, c_name(var.name))
+                before += [self._declare(var), access.declared(name), *taken, *values]
+        return ["{", *indent((*before, *self._op(op))), "}"] if before else self._op(op)
+
+    def _taken(self, ops: Sequence[Op]) -> list[tuple[Var, Op, Access]]:
+        """The staged tiles that ops read, with their loads."""
+        read = dict.fromkeys(src for op in ops for src in op.srcs if src.name in self.staged)
+        return [(var, load := self.staged[var.name], self._access(load)) for var in read]
 
     def _passes(self) -> list[Op | Loop | Pass]:
         facts = self.facts
@@ -218,13 +235,11 @@ class _Printer:
         """Ops line by line: what is taken of a staged tile is used at once."""
         vector = self.schedule.vector
         before, after, body = list[str](), list[str](), list[str]()
-        for var in dict.fromkeys(src for op in one.ops for src in op.srcs):
-            if load := self.staged.get(var.name):
-                access, name = self._access(load), f"{c_name(var.name)}_line_at"
-                slot = self.facts.ahead.slots[load.id]
-                before += [self._declare(var), access.declared(name)]
-                body += access.of_line(access.take_lines(slot, STAGE, name))
-                body += access.of_line(access.value_lines(name, c_name(var.name)))
+        for var, load, access in self._taken(one.ops):
+            name = f"{c_name(var.name)}_line_at"
+            before += [self._declare(var), access.declared(name)]
+            body += access.of_line(access.take_lines(self.facts.ahead.slots[load.id], STAGE, name))
+            body += access.of_line(access.value_lines(name, c_name(var.name)))
         for op in one.ops:
             if op.kind in ("load", "store"):
                 if op.kind == "store" and op.array and op.array.name in self.facts.loaded:
