@@ -24,6 +24,7 @@ from warploom.tile.ops import OPS
 
 EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
 WORDS = 4  # of a block of random bits
+LINE = 128
 BARRIER = 16  # bytes, aligned for what follows
 
 
@@ -82,7 +83,8 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     shared = cluster_at + (BARRIER + room if room else 0)
     rings: dict[str, int] = {}
     for index, stage in early.stages.items():
-        rings[index] = shared
+        # Lines of memory stay lines there.
+        rings[index] = shared = -(-shared // LINE) * LINE
         shared += schedule.stages * stage
     if shared > (limit := shared_limit(arch=arch)):
         raise DoesNotFit(
@@ -210,7 +212,7 @@ def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str
             raise InputError(f"{op.where}: a matmul; SIMT schedules are for programs without one")
         if OPS[op.kind].group == "blocks":
             raise InputError(f"{op.where}: {op.kind} has code beside matmuls only")
-        if op.dst is not None:
+        if op.dst is not None and not schedule.staged:
             check_registers(layout, op, forms[op.dst.name], arch)
         check_types(op, arch)
         if OPS[op.kind].group in ("reduce", "scan") and op.srcs[0].type.dtype is BOOL:
