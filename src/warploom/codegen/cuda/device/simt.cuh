@@ -437,8 +437,15 @@ DEVICE void push_word(unsigned to, unsigned x, unsigned bar) {
 }
 
 //@ cluster_arrive
+// A release by every thread waits until the whole GPU could see all that it wrote.
 DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+//@ cluster_begin
+// The barriers that a fence published are ordered by this arrival.
+DEVICE void cluster_begin() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 //@ cluster_wait
@@ -462,9 +469,9 @@ template <class T> DEVICE void of_words(T& x, const unsigned* w) {
 
 //@ combine_blocks
 // x[.] that the threads of a warp have in common, put together by f over the warps of all blocks of
-// the cluster that have a row. Every warp pushes its values to all blocks, once all have read those
-// of the turn before.
-template <int kBlocks, int kPeers, int kOthers, int kCount, class T, class F>
+// the cluster that have a row. Every warp pushes its values to all blocks, once all blocks are there
+// and, where there are more exchanges than one, have read those of the turn before.
+template <int kBlocks, int kPeers, int kOthers, int kCount, bool kMore, class T, class F>
 DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
   constexpr int kWords = int(sizeof(T)) / 4, kWarps = kPeers / 32, kAll = kBlocks * kWarps;
   constexpr int kLanes = kAll < 32 ? kAll : 32;
@@ -501,7 +508,7 @@ DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
   }
-  cluster_arrive();
+  if constexpr (kMore) cluster_arrive();
 }
 
 //@ scan

@@ -168,13 +168,26 @@ class _Printer:
             return []
         return [
             f"const unsigned cluster_at = smem_address(shared + {self.facts.cluster_at});",
+            f"constexpr int exchanges = {self._exchanges()};",
             "unsigned cluster_turn = 0;",
             "if (threadIdx.x == 0) {",
             "  barrier_init(cluster_at, 1);",
             "  fence_barrier_init();",
             "}",
-            "cluster_arrive();",
+            "cluster_begin();",
         ]
+
+    def _exchanges(self) -> int:
+        """How often the blocks of a cluster exchange; 2 of where they do so in turns."""
+        if self.schedule.launch.persistent or any(isinstance(i, Loop) for i in self.program.body):
+            return 2
+        weighted, found = self.facts.weighted, 0
+        for op in self.program.ops():
+            if OPS[op.kind].group != "reduce" or op.id in weighted.tops | self.facts.picks.keys():
+                continue
+            source = op.srcs[0]
+            found += axis_form(source.type, self._form(source), op.axis) == COL
+        return found
 
     def _variables(self) -> list[Var]:
         found: dict[str, Var] = {}
