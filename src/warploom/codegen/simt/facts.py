@@ -25,7 +25,7 @@ from warploom.tile.ops import OPS
 EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
 WORDS = 4  # of a block of random bits
 LINE = 128
-BARRIER = 16  # bytes, aligned for what follows
+BARRIERS = 16  # bytes of a cluster's
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SimtFacts:
     parameters      of the kernel, in order
     shared_bytes    of the ops' exchanges, which they use in turn, what a cluster's blocks exchange
                     and the rings of loops
-    cluster_at      where the blocks of a cluster exchange: a barrier, then their values;
+    cluster_at      where the blocks of a cluster exchange: two barriers, then their values;
                     None where they exchange nothing
     rings           where the ring of a loop begins, by its index
     ahead           loads that begin early
@@ -80,7 +80,7 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     weighted = weighted_sums(program, layout, forms)
     cluster_at = -(-shared_bytes(program, layout, forms, weighted.sums) // 16) * 16
     room = cluster_room(program, layout, forms, weighted.sums)
-    shared = cluster_at + (BARRIER + room if room else 0)
+    shared = cluster_at + (BARRIERS + room if room else 0)
     rings: dict[str, int] = {}
     for index, stage in early.stages.items():
         # Lines of memory stay lines there.

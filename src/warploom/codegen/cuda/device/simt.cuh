@@ -436,12 +436,6 @@ DEVICE void push_word(unsigned to, unsigned x, unsigned bar) {
                ::"r"(to), "r"(x), "r"(bar) : "memory");
 }
 
-//@ cluster_arrive
-// A release by every thread waits until the whole GPU could see all that it wrote.
-DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
 //@ cluster_begin
 // The barriers that a fence published are ordered by this arrival.
 DEVICE void cluster_begin() {
@@ -469,8 +463,8 @@ template <class T> DEVICE void of_words(T& x, const unsigned* w) {
 
 //@ combine_blocks
 // x[.] that the threads of a warp have in common, put together by f over the warps of all blocks of
-// the cluster that have a row. Every warp pushes its values to all blocks, once all blocks are there
-// and, where there are more exchanges than one, have read those of the turn before.
+// the cluster that have a row. Every warp pushes its values to all blocks once all are there. Where
+// turns follow, a second barrier in every block counts the warps that have read those of a turn.
 template <int kBlocks, int kPeers, int kOthers, int kCount, bool kMore, class T, class F>
 DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
   constexpr int kWords = int(sizeof(T)) / 4, kWarps = kPeers / 32, kAll = kBlocks * kWarps;
@@ -478,7 +472,8 @@ DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
   const int lane = int(threadIdx.x) % 32;
   const unsigned row = bar + 16 + int(threadIdx.x) / kPeers * kAll * kCount * int(sizeof(T));
   const unsigned own = cluster_rank() * kWarps + int(threadIdx.x) % kPeers / 32;
-  cluster_wait();
+  if (!kMore || turn == 0) cluster_wait();
+  else barrier_wait(bar + 8, turn - 1 & 1);
   if (threadIdx.x == 0) barrier_expect(bar, kAll * kOthers * kCount * int(sizeof(T)));
   if (lane < kBlocks) {
     const unsigned to = in_peer(row + own * kCount * int(sizeof(T)), lane);
@@ -508,7 +503,10 @@ DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
   }
-  if constexpr (kMore) cluster_arrive();
+  if constexpr (kMore) {
+    __syncwarp();
+    if (lane < kBlocks) barrier_arrive_at(bar + 8, lane);
+  }
 }
 
 //@ scan

@@ -35,7 +35,7 @@ from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
 from warploom.codegen.simt.facts import WORDS, SimtFacts, simt_facts
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.simt.schedule import WARP, SimtSchedule
 from warploom.codegen.simt.staged import Pass, passes, staged_tiles
 from warploom.tile import Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
@@ -73,6 +73,7 @@ class _Printer:
             *head,
             *indent((*declared, *body)),
             *tail,
+            *self._last_turn(),
         ]
         signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
         text = "\n".join(lines)
@@ -166,28 +167,35 @@ class _Printer:
         blocks have theirs."""
         if self.facts.cluster_at is None:
             return []
+        warps = self.schedule.cluster * self.schedule.threads // WARP
         return [
             f"const unsigned cluster_at = smem_address(shared + {self.facts.cluster_at});",
-            f"constexpr int exchanges = {self._exchanges()};",
+            f"constexpr bool in_turns = {'true' if self._in_turns() else 'false'};",
             "unsigned cluster_turn = 0;",
             "if (threadIdx.x == 0) {",
             "  barrier_init(cluster_at, 1);",
+            f"  barrier_init(cluster_at + 8, {warps});",
             "  fence_barrier_init();",
             "}",
             "cluster_begin();",
         ]
 
-    def _exchanges(self) -> int:
-        """How often the blocks of a cluster exchange; 2 of where they do so in turns."""
+    def _last_turn(self) -> list[str]:
+        """A block is there until no other one can arrive at its barrier."""
+        if self.facts.cluster_at is None or not self._in_turns():
+            return []
+        return ["if (cluster_turn > 0) barrier_wait(cluster_at + 8, cluster_turn - 1 & 1);"]
+
+    def _in_turns(self) -> bool:
+        """Whether the blocks of a cluster exchange more than once."""
         if self.schedule.launch.persistent or any(isinstance(i, Loop) for i in self.program.body):
-            return 2
-        weighted, found = self.facts.weighted, 0
-        for op in self.program.ops():
-            if OPS[op.kind].group != "reduce" or op.id in weighted.tops | self.facts.picks.keys():
-                continue
-            source = op.srcs[0]
-            found += axis_form(source.type, self._form(source), op.axis) == COL
-        return found
+            return True
+        alone = self.facts.weighted.tops | self.facts.picks.keys()
+        sums = [op for op in self.program.ops() if OPS[op.kind].group == "reduce"]
+        sources = [op.srcs[0] for op in sums if op.id not in alone]
+        axes = [op.axis for op in sums if op.id not in alone]
+        forms = [axis_form(x.type, self._form(x), a) for x, a in zip(sources, axes, strict=True)]
+        return forms.count(COL) > 1
 
     def _variables(self) -> list[Var]:
         found: dict[str, Var] = {}

@@ -58,7 +58,7 @@ def combined(
 def _over_blocks(layout: Layout, results: int, name: str, combine: str) -> str:
     """What the threads of a warp have in common, put together over the blocks of a cluster."""
     schedule = layout.schedule
-    shape = f"{schedule.cluster}, {schedule.lanes}, {schedule.rows}, {results}, (exchanges > 1)"
+    shape = f"{schedule.cluster}, {schedule.lanes}, {schedule.rows}, {results}, in_turns"
     return f"combine_blocks<{shape}>({name}, cluster_at, cluster_turn, {combine});"
 
 
