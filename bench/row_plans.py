@@ -84,7 +84,7 @@ def _again(columns: int, threads: int, cluster: int, each: int) -> list[RowPlan]
     for rows in (1, 2):
         for stages in (2, 3):
             fit = SM_BYTES // (columns * 4 * rows * stages)
-            if 8 <= each <= 32 and 512 <= fit * threads:
+            if 8 <= each <= 32 and fit * threads >= 512:
                 resident = min(fit, 1024 // threads)
                 found.append(
                     RowPlan(threads, threads, cluster, rows, stages, resident, True, again=True)

@@ -70,8 +70,8 @@ class SimtSchedule:
             )
         if self.staged and (self.launch.persistent or self.stages > 1):
             raise InputError(
-                f"schedule {self.name}: staged tiles are of one task a block; persistent blocks and "
-                "loops have rings"
+                f"schedule {self.name}: staged tiles are of one task a block; persistent blocks "
+                "and loops have rings"
             )
         if self.launch.cluster[1] > 1 or self.launch.tile_scheduler == "dynamic":
             raise InputError(

@@ -36,11 +36,11 @@ def staged_tiles(program: Program, ahead: Ahead) -> dict[str, Op]:
     for op in program.ops():
         if op.dst is None or writers[op.dst.name] > 1:
             continue
-        if op.id in ahead.slots:
-            found[op.dst.name] = op
-        elif op.kind == "cast" and op.dst.type.dtype is FP32 and op.srcs[0].name in found:
-            if op.srcs[0].type.dtype.is_float:
-                found[op.dst.name] = found[op.srcs[0].name]
+        load = op if op.id in ahead.slots else None
+        if op.kind == "cast" and op.dst.type.dtype is FP32 and op.srcs[0].type.dtype.is_float:
+            load = found.get(op.srcs[0].name)
+        if load is not None:
+            found[op.dst.name] = load
     return found
 
 
@@ -115,10 +115,10 @@ class _Order:
         sums = {one.dst for one in self.ends if one.dst is not None}
         if any(src.name in self.later for src in op.srcs):
             self.close(*(self.later[src.name] for src in op.srcs if src.name in self.later))
-        elif op.array in arrays or any(src in sums for src in op.srcs):
-            self.close()
-        elif op.dst is not None and self.writers[op.dst.name] > 1:
-            self.close()
+        else:
+            again = op.dst is not None and self.writers[op.dst.name] > 1
+            if again or op.array in arrays or any(src in sums for src in op.srcs):
+                self.close()
         self.done.append(op)
 
     def _needed(self, ends: list[Op]) -> list[Op]:

@@ -363,13 +363,14 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
     scales = None if "again" in config.options else load(arrays["w"], cols).cast(FP32)
     names = [name for name in arrays if name.endswith("_parts")]
     # Long rows lie in all threads of a block: those of a task have one sum a column together.
-    rows = {} if "again" in config.options else {"m": config.rows}
-    sums = {name: zeros(**rows, n=config.columns) for name in names}
+    whole = "again" in config.options
+    kept = {"n": config.columns} if whole else {"m": config.rows, "n": config.columns}
+    sums = {name: zeros(FP32, **kept) for name in names}
     for i in loop((cdiv(size("m"), config.rows) - p + parts - 1) // parts):
         first = (i * parts + p) * config.rows
         OPS[config.op].body(Rows(config, arrays, first, 0, sums, scales))
     for name, total in sums.items():
-        store(arrays[name], p, cols, tile=sum_along(total, "m") if rows else total)
+        store(arrays[name], p, cols, tile=total if whole else sum_along(total, "m"))
 
 
 def rotary(config: RowConfig) -> Program:

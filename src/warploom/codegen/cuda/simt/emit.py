@@ -58,9 +58,7 @@ class _Printer:
     def source(self) -> CudaSource:
         blocks = self.schedule.cluster
         head, tail = self._tasks()
-        declared = [
-            self._declare(var) for var in self._variables() if var.name not in self.staged
-        ]
+        declared = [self._declare(var) for var in self._variables() if var.name not in self.staged]
         for one in self.facts.weighted.sums.values():
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
@@ -270,7 +268,10 @@ class _Printer:
                     body += access.of_line(access.store_lines(c_name(op.srcs[0].name)))
                     continue
                 lines = access.load_lines(name, early=True)
-                before += [access.declared(name), *(one.strip() for one in lines if "pinned" in one)]
+                before += [
+                    access.declared(name),
+                    *(one.strip() for one in lines if "pinned" in one),
+                ]
                 body += [one.replace("<false>", "<false, true>") for one in access.of_line(lines)]
                 body += access.of_line(access.value_lines(name, c_name(op.dst.name)))
                 continue

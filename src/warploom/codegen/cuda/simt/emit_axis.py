@@ -85,7 +85,7 @@ def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
 
 
 def step_lines(layout: Layout, op: Op, source: str, into: str) -> tuple[str, str]:
-    """What `into[i]` is before a reduction along the columns, and a step of it by `source[i][j]`."""
+    """What `into[i]` is before a reduction along columns, and its step by `source[i][j]`."""
     kind = op.srcs[0].type
     integer = kind.dtype.kind == "int"
     table, identity = (INT_OPS, INT_IDENTITY) if integer else (FLOAT_OPS, FLOAT_IDENTITY)
