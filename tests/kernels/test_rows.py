@@ -1,6 +1,7 @@
 """Row operations as emitted for threads, on the emulated machine, against their interpretation."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.facts import simt_facts
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.emulate.kernel import Library
+from warploom.emulate.report import Fault
 from warploom.errors import InputError, Spills
 from warploom.kernels.rows import choose
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
@@ -105,6 +107,30 @@ def test_the_emitted_code_means_the_program(library, number):
     got = library.run(number, program, values, scalars, blocks=4)
     for name, right in want.items():
         assert np.allclose(got[name], right, rtol=2**-6, atol=1e-5), name
+
+
+LEFT_OUT = {
+    "the fence behind the barriers": (
+        "fence_barrier_init();\n  }",
+        "}",
+        "nothing orders its mbarrier",
+    ),
+    "the arrival of those who read": ("barrier_arrive_at(bar + 8, lane);", ";", "deadlock"),
+    "a warp's reads before it": ("__syncwarp();\n    if (lane", "if (lane", "race"),
+    "the wait for the other blocks": ("cluster_wait();\n  else", ";\n  else", "nothing orders its"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_an_exchange_of_blocks_without_its_order_is_found(what):
+    program, schedule, sizes = case("tasks ahead")
+    source = emit_simt(program, schedule, "sm_90a")
+    there, instead, message = LEFT_OUT[what]
+    assert there in source.text
+    broken = replace(source, text=source.text.replace(there, instead))
+    values = values_of(program, sizes)
+    with pytest.raises(Fault, match=message):
+        Library([broken]).run(0, program, values, {"eps": 1e-6}, blocks=4)
 
 
 def test_weights_are_no_others_in_a_later_pass():
