@@ -45,6 +45,15 @@ CASES = {
     "rows of experts, rows": (
         GroupedConfig(groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 128)), RAGGED, 136, 144,
     ),
+    "turned": (GroupedConfig(groups="rows", tile=(96, 128), widths=(16, 64, 96)), RAGGED, 136, 72),
+    "turned, rows": (
+        GroupedConfig(
+            groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 64), widths=(8, 64)
+        ), RAGGED, 136, 144,
+    ),
+    "masked, turned": (
+        GroupedConfig(groups="masked", tile=(64, 128), widths=(32, 64)), RAGGED, 136, 72,
+    ),
     "masked": (GroupedConfig(groups="masked", tile=(64, 128)), RAGGED, 136, 72),
     "masked, blocks": (GroupedConfig(groups="masked", **BLOCKS, brought=True), RAGGED, 136, 300),
     "swiglu": (GroupedConfig(groups="rows", swiglu=True, tile=(64, 64)), RAGGED, 72, 72),
@@ -73,7 +82,10 @@ def test_interpreter_and_simulator_give_the_product(name):
     assert np.array_equal(got["c"], expected["c"], equal_nan=True)
 
 
-EMITTED = ("blocks", "rows of experts", "rows of experts, blocks", "masked, blocks", "swiglu")
+EMITTED = (
+    "blocks", "rows of experts", "rows of experts, blocks", "masked, blocks", "swiglu", "turned",
+    "turned, rows", "masked, turned",
+)  # fmt: skip
 
 
 def test_emitted_kernels_give_the_product():

@@ -24,7 +24,7 @@ from warploom.codegen.cuda.emit_staged import (
     vectors_of,
 )
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
-from warploom.codegen.cuda.emit_store import LEADER, carried_lines
+from warploom.codegen.cuda.emit_store import LEADER, carried_lines, ending_rows
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -43,13 +43,27 @@ class StepCode(StepLines):
     def role(self, code: RoleCode) -> list[str]:
         """The code of one task of a role."""
         lines: list[str] = []
+        store: Op | None = None  # the one that alone takes what the loop before has made
         for section in code.sections:
             if isinstance(section, LoopCode):
-                lines += self._loop(code.role, section)
-            else:
-                here = Here(self.values)
-                lines += [line for one in section for line in self._written(one, here, code.role)]
+                store = self.facts.taken_by.get(section.section.loop.index)
+                loop = self._loop(code.role, section)
+                lines += loop if store is None else [*self._where_it_has_rows(store), *loop]
+                if store is not None and not code.role.computes:
+                    lines += ["}}"]
+                continue
+            for one in section:
+                lines += self._written(one, Here(self.values), code.role)
+                if store is not None and isinstance(one, steps.Run) and one.op == store:
+                    lines += ["}}"]
         return lines
+
+    def _where_it_has_rows(self, store: Op) -> list[str]:
+        """The beginning of what is done only where a store that ends with a row has some."""
+        begin, end = ending_rows(store, {})
+        return ["{", f"const int rows_begin = {begin}, rows_end = {end};"] + [
+            "if (rows_begin < rows_end) {"
+        ]
 
     # ---- loops
 
@@ -272,7 +286,7 @@ class StepCode(StepLines):
     def _code(self, step: steps.Step, here: Here, role: Role) -> list[str]:
         match step:
             case steps.Acquire():
-                return self._acquire(step)
+                return self._acquire(step, here)
             case steps.Fill():
                 return self._fill(step, here)
             case steps.Publish():

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -77,6 +78,8 @@ class GroupedConfig:
              block scales it always is
     products_in_flight  promoted products that are started together, so that the sums of one are
              added while the others run
+    widths   with some, the product is turned: rows of a lie over columns of the instructions, of
+             which a task does the fewest of these that hold its rows; the widest is `tile`'s rows
     brought  the producer brings the block scales of a's rows, which takes a pitch of 16 bytes and
              tiles that begin at multiples of 4 rows; else threads read them an iteration ahead
     """
@@ -91,6 +94,7 @@ class GroupedConfig:
     promote: bool = False
     products_in_flight: int = 1
     brought: bool = False
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
@@ -205,9 +209,39 @@ def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
     return _Task(of_a, (expert,), first, stop, n * bn, of_rows(0), until)
 
 
+def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, rest: Any) -> None:
+    """c^T = b a^T, in a loop for each width."""
+    _, bn = config.tile
+    assert task.stop is not None
+    rows = maximum_index(task.stop - task.first, 0)
+    cols = span(task.column, bn, "n")
+    least = 0
+    for width in config.widths:
+        # 1 where the rows of a task are more than `least`, and at most `width` or the widest.
+        here = minimum_index(maximum_index(rows - least, 0), 1)
+        if width < config.widths[-1]:
+            here = here - minimum_index(maximum_index(rows - width, 0), 1)
+        least = width
+        own = f"m{width}"
+        acc = zeros(n=bn, **{own: width})
+        for i in loop(0, cdiv(size("k"), config.step) * here):
+            depth = span(i * config.step, config.step)
+            sides = (cols, depth) if config.b == "nk" else (depth, cols)
+            weights = load(b, *task.of_b, *sides)
+            acc += weights @ load(a, *task.of_a, span(task.first, width, own), depth)
+        if config.scales == "rows":
+            acc = acc * load(rest["scale_b"], *task.of_b, cols)
+            acc = acc * load(rest["scale_a"], *task.of_a, span(task.first, width, own))
+        kept = span(task.first, width, own, stop=task.first + rows * here)
+        store(c, *task.of_a, kept, cols, tile=acc.T.cast(config.out))
+
+
 def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array) -> None:
     bm, _ = config.tile
     task = _task(config, rest)
+    if config.widths:
+        _turned(a, b, c, config, task, rest)
+        return
     rows = span(task.first, bm, "m")
     count, wide = config.parts
     columns = [
@@ -349,8 +383,10 @@ def grouped_policy(
 ) -> Policy:
     """Load-compute-finish."""
     plan = plan or LaunchPlan(supergroup=8, store_panels=1, dependent=True)
-    groups = config.tile[0] // ROWS_PER_GROUP
-    plan = plan.with_options(split="m" if groups > 1 else "")
+    side = "n" if config.widths else "m"
+    groups = config.tile[side == "n"] // ROWS_PER_GROUP
+    groups = groups if groups < 4 else 2
+    plan = plan.with_options(split=side if groups > 1 else "")
     order = "lcsf-early" if config.promoted else "inflight"
     order = "lcsf-behind" if config.products_in_flight > 1 else order
     return Policy(order, plan, groups, depth, registers=registers, vectors=config.brought)

@@ -16,6 +16,8 @@ SMS = 132
 # (loading, computing) registers a thread by rows of a tile: the loading thread holds what its task
 # reads, and the addresses of up to four arrays.
 REGISTERS = {64: (64, 232), 128: (40, 232)}
+TURNED_REGISTERS = {64: (64, 232), 128: (40, 232), 256: (40, 232)}
+TURNED_PANEL = 32  # rows of a turned result that leave together
 FEW_ROWS = 64  # of an expert, for which a tile has one compute group
 MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
@@ -49,14 +51,18 @@ class GroupedPlan:
 
     def policy(self) -> Policy:
         """The policy of its schedule."""
+        turned = bool(self.config.widths)
         launch = LaunchPlan(
             supergroup=self.raster,
-            store_panels=1,
+            store_panels=2 if turned else 1,
+            store_rows=TURNED_PANEL if turned else 0,
             cluster=self.cluster,
             tile_scheduler="dynamic" if self.dynamic else "static",
             dependent=True,
         )
         registers = REGISTERS.get(self.config.tile[0])
+        if turned:
+            registers = TURNED_REGISTERS.get(self.config.tile[1])
         return grouped_policy(self.config, self.depth, launch, registers)
 
 
