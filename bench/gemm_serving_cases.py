@@ -154,7 +154,7 @@ class Case:
         word = f"{tile} swiglu" if config.swiglu else f"{tile}"
         found: dict[str, Make] = {word: partial(compiled, grouped(plan.config), plan.policy())}
         if config.groups == "rows":
-            tasks = work_list(experts, tile[0]), work_schedule(experts)
+            tasks = work_list(experts, tile[0], plan.even), work_schedule(experts)
             found[f"list {tile}"] = partial(compiled, *tasks)
         return found
 

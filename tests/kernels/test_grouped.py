@@ -115,9 +115,25 @@ def test_the_list_of_tasks_has_every_row_once(counts):
     assert not found[len(live) :].any()
 
 
+@pytest.mark.parametrize("counts", [RAGGED, (0,) * 8, (1,) * 256, (300, 65), (127, 0, 128, 129)])
+def test_an_even_list_shares_the_rows_of_an_expert_out(counts):
+    tasks = np.full((len(listed(counts, 64)), 3), -1, np.int32)
+    arrays = {"ends": np.cumsum(counts).astype(np.int32), "tasks": tasks}
+    found = t.interpret(work_list(len(counts), 64, even=True), arrays)["tasks"]
+    begin = 0
+    for expert, count in enumerate(counts):
+        own = found[(found[:, 0] == expert) & (found[:, 1] < found[:, 2])]
+        assert [*own[:, 1], begin + count][:1] == [begin] or not count
+        assert (own[1:, 1] == own[:-1, 2]).all() and own[:, 2].max(initial=begin) == begin + count
+        sizes = own[:, 2] - own[:, 1]
+        assert len(own) == -(-count // 64) and sizes.max(initial=0) <= 64
+        assert (sizes[:-1] % 8 == 0).all() and len(set(sizes[:-1])) <= 1
+        begin += count
+
+
 def test_the_emitted_list_of_tasks():
-    cases = [RAGGED, (1, 0, 65) * 30]
-    programs = [work_list(len(counts), 64) for counts in cases]
+    cases = [RAGGED, (1, 0, 65) * 30, (150, 0, 129, 8)]
+    programs = [work_list(len(counts), 64, even=counts[0] == 150) for counts in cases]
     sources = [
         emitted(program, work_schedule(len(counts)))
         for program, counts in zip(programs, cases, strict=True)
@@ -125,6 +141,10 @@ def test_the_emitted_list_of_tasks():
     library = emulate.compile_all(sources, None)
     for number, counts in enumerate(cases):
         want = listed(counts, 64)
+        if counts[0] == 150:
+            places = [(0, 0, 56), (0, 56, 112), (0, 112, 150)]
+            places += [(2, 150, 198), (2, 198, 246), (2, 246, 279), (3, 279, 287)]
+            want[:] = [*places, *[(0, 0, 0)] * (len(want) - len(places))]
         ends = np.cumsum(counts).astype(np.int32)
         arrays = {"ends": ends, "tasks": np.full(want.shape, -1, np.int32)}
         got = emulate.run(library, number, sources[number], programs[number], arrays)

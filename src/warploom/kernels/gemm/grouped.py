@@ -41,6 +41,7 @@ from warploom.tile import (
     grid,
     load,
     loop,
+    maximum,
     maximum_index,
     min_along,
     minimum,
@@ -60,6 +61,7 @@ from warploom.tile.index import IndexLike
 
 SCALED = 128  # elements that a block scale is for, along each axis
 STEP_BYTES = 128  # of k in a step
+EVEN = 8  # rows that tiles of one expert differ by at most, and begin at multiples of
 LISTED = 16  # tasks that a block of `work_list` writes
 GROUPS = ("none", "rows", "masked")
 SCALES = ("none", "rows", "blocks")
@@ -337,17 +339,18 @@ class _Scales:
         return scaled * load(self.arrays["scale_b"], *self.task.of_b, own)
 
 
-def work_list(experts: int, rows: int) -> Program:
+def work_list(experts: int, rows: int, even: bool = False) -> Program:
     """The task of every tile of `rows` rows, from `ends: [experts]`, the row after each expert's
     last: `tasks: [tiles, 3]`. No tile has rows of two experts; tasks beyond the last have no rows.
+    `even`: the rows of an expert are shared out to as few tiles, in multiples of 8.
 
     There is room for all with ceil(m / rows) + experts tiles.
     """
     arrays = {"ends": array(INT32, "experts"), "tasks": array(INT32, "tiles three")}
-    return trace(_work_list, arrays, name="work_list", experts=experts, rows=rows)
+    return trace(_work_list, arrays, name="work_list", experts=experts, rows=rows, even=even)
 
 
-def _work_list(ends: Array, tasks: Array, experts: int, rows: int) -> None:
+def _work_list(ends: Array, tasks: Array, experts: int, rows: int, even: bool) -> None:
     (block,) = grid(tiles=cdiv(size("tiles"), LISTED))
     every = span(0, experts)
     end = load(ends, every)
@@ -364,7 +367,15 @@ def _work_list(ends: Array, tasks: Array, experts: int, rows: int) -> None:
     last = min_along(where(before, 1 << 30, end), "experts")
     at = span(block * LISTED, LISTED, "tiles")
     none = expert >= experts
-    first = begin + tile * rows
+    each: Tile | int = rows
+    if even:
+        parts = maximum(tiles, 1)
+        share = (((count + parts).cast(FP32) - 0.5) / parts.cast(FP32)).cast(INT32)
+        share = ((share + (EVEN - 1)).cast(FP32) * (1.0 / EVEN)).cast(INT32) * EVEN
+        mine = coordinate("experts", experts).equals(expert)
+        each = sum_along(where(mine, share, 0), "experts")
+        last = minimum(last, begin + (tile + 1) * each)
+    first = begin + tile * each
     for place, found in enumerate((minimum(expert, experts - 1), first, last)):
         store(tasks, at, place, tile=where(none, 0, found))
 

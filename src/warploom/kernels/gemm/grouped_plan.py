@@ -49,6 +49,12 @@ class GroupedPlan:
     dynamic: bool = False
     raster: int = RASTER
 
+    @property
+    def even(self) -> bool:
+        """Whether the list of tasks shares the rows of an expert out evenly: a task takes as long
+        as it has rows."""
+        return bool(self.config.widths)
+
     def policy(self) -> Policy:
         """The policy of its schedule."""
         turned = bool(self.config.widths)
