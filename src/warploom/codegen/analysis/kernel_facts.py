@@ -6,7 +6,7 @@ the timing models read the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from warploom.codegen.analysis.cluster_reduce import check_cluster_reductions
@@ -21,10 +21,22 @@ from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.targets import check_threads, check_types
 from warploom.errors import InputError
-from warploom.tile import Loop, Op
+from warploom.tile import Op
 from warploom.tile.ir import walk
 
 HOPPER = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A loop of which one store takes what it makes, with what is done for them alone before it.
+
+    store    ends with a row of the array: where it has no rows, every role leaves all of this out
+    before   ops in front of the loop, by number
+    """
+
+    store: Op
+    before: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,7 @@ class KernelFacts:
     moves_registers  the groups give registers to one another once they run
     crossing     rings with a tile that is multicast over the cluster
     read_by_lanes  rings with a tile that a group also reads into registers
-    taken_by     loops by index, of which one store alone takes what they make, that ends with a row
-                 of the array: where it has no rows, all roles leave out the loop and the store
+    endings      loops that all roles leave out where the store behind them has no rows, by index
     overwritten  sums that the first matmul overwrites
     loader       the code of the role that copies
     transposer   the code of the role that turns operands; None: there is none
@@ -54,7 +65,7 @@ class KernelFacts:
     moves_registers: bool
     crossing: frozenset[str]
     read_by_lanes: frozenset[str]
-    taken_by: Mapping[str, Op]
+    endings: Mapping[str, Ending]
     overwritten: frozenset[str]
     loader: RoleCode
     transposer: RoleCode | None
@@ -101,7 +112,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
             if op.kind != "mma" and op.id in placement.fusion.kept
             for ring in block.rings_read(op)
         ),
-        _taken_by(placement, paths) if hopper and not plan.overlap_next_task else {},
+        _endings(placement, paths) if hopper and not plan.overlap_next_task else {},
         sums,
         role_code(block, loader, sums),
         next((role_code(block, role, sums) for role in block.roles if role.transposes), None),
@@ -109,30 +120,29 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     )
 
 
-def _taken_by(placement: Placement, paths: Mapping[int, StorePath]) -> dict[str, Op]:
-    kept = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
-    found: dict[str, Op] = {}
-    body = placement.program.body
-    for number, loop in enumerate(body):
-        if not isinstance(loop, Loop) or loop.reads:
+def _endings(placement: Placement, paths: Mapping[int, StorePath]) -> dict[str, Ending]:
+    """The loops that are left out where a store has no rows, by index."""
+    program, fusion = placement.program, placement.fusion
+    kept = [op for op in program.ops() if op.id in fusion.kept]
+    inside = {op.id: loop.index for loop in program.loops() for op in walk(loop.body)}
+
+    def readers(ops: Collection[int]) -> set[int]:
+        made = {op.dst.name for op in kept if op.id in ops and op.dst is not None}
+        found = {op.id for op in kept if made & {var.name for var in fusion.sources(op)}}
+        return found - set(ops)
+
+    found: dict[str, Ending] = {}
+    for loop in program.loops():
+        own = {op.id for op in kept if inside.get(op.id) == loop.index}
+        (taker, *others) = [op for op in kept if op.id in readers(own)] or [None]
+        plain = not loop.reads and not any(op.kind in STORES for op in kept if op.id in own)
+        if taker is None or others or not plain or taker.id in inside or taker.kind != "store":
             continue
-        inside = {op.id for op in walk(loop.body)}
-        made = {op.dst.name for op in kept if op.id in inside and op.dst is not None}
-        after = [op for op in kept if op.id not in inside and op.kind != "fill"]
-        takers = [
-            op for op in after if made & {var.name for var in placement.fusion.sources(op)}
-        ]
-        stores = any(op.id in inside and op.kind in STORES for op in kept)
-        follow = [one for one in body[number + 1 :] if isinstance(one, Loop)]
-        late = {op.id for one in follow for op in walk(one.body)}
-        if (
-            len(takers) == 1
-            and not stores
-            and takers[0].kind == "store"
-            and paths[takers[0].id].ends_in_panels
-            and not late & {takers[0].id}
-        ):
-            found[loop.index] = takers[0]
+        if paths[taker.id].ends_in_panels:
+            known = own | {taker.id}
+            outside = [op.id for op in reversed(kept) if op.id not in inside and op.id < min(own)]
+            before = {one for one in outside if readers({one}) <= known}
+            found[loop.index] = Ending(taker, frozenset(before))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from warploom.codegen.analysis.kernel_facts import Ending
 from warploom.codegen.analysis.role_code import (
     Code,
     Guarded,
@@ -43,27 +44,42 @@ class StepCode(StepLines):
     def role(self, code: RoleCode) -> list[str]:
         """The code of one task of a role."""
         lines: list[str] = []
-        store: Op | None = None  # the one that alone takes what the loop before has made
-        for section in code.sections:
+        ending: Ending | None = None  # what is left out where its store has no rows
+        following = [*code.sections[1:], None]
+        for section, after in zip(code.sections, following, strict=True):
             if isinstance(section, LoopCode):
-                store = self.facts.taken_by.get(section.section.loop.index)
-                loop = self._loop(code.role, section)
-                lines += loop if store is None else [*self._where_it_has_rows(store), *loop]
-                if store is not None and not code.role.computes:
-                    lines += ["}}"]
+                lines += self._opened(section) if ending is None else []
+                ending = self.facts.endings.get(section.section.loop.index)
+                lines += self._loop(code.role, section)
+                if ending is not None and not code.role.computes:
+                    lines, ending = [*lines, "}}"], None
                 continue
-            for one in section:
+            for place, one in enumerate(section):
+                if ending is None and self._all_before(section[place:], after):
+                    assert isinstance(after, LoopCode)
+                    lines += self._opened(after)
+                    ending = self.facts.endings[after.section.loop.index]
                 lines += self._written(one, Here(self.values), code.role)
-                if store is not None and isinstance(one, steps.Run) and one.op == store:
-                    lines += ["}}"]
+                if ending is not None and isinstance(one, steps.Run) and one.op == ending.store:
+                    lines, ending = [*lines, "}}"], None
         return lines
 
-    def _where_it_has_rows(self, store: Op) -> list[str]:
-        """The beginning of what is done only where a store that ends with a row has some."""
-        begin, end = ending_rows(store, {})
-        return ["{", f"const int rows_begin = {begin}, rows_end = {end};"] + [
-            "if (rows_begin < rows_end) {"
-        ]
+    def _all_before(self, some: Sequence[Code], after: object) -> bool:
+        """Whether steps are done for the loop after them alone, which may be left out."""
+        if not isinstance(after, LoopCode):
+            return False
+        ending = self.facts.endings.get(after.section.loop.index)
+        if ending is None:
+            return False
+        return all(isinstance(one, steps.Run) and one.op.id in ending.before for one in some)
+
+    def _opened(self, code: LoopCode) -> list[str]:
+        """The beginning of what is done only where the store of an ending has rows."""
+        ending = self.facts.endings.get(code.section.loop.index)
+        if ending is None:
+            return []
+        begin, end = ending_rows(ending.store, {})
+        return [f"{{ const int rows_begin = {begin}, rows_end = {end};", "if (rows_begin < rows_end) {"]
 
     # ---- loops
 

@@ -225,15 +225,20 @@ def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, re
             here = here - minimum_index(maximum_index(rows - width, 0), 1)
         least = width
         own = f"m{width}"
+        factors = []
+        if config.scales == "rows":  # on their way while the loop runs
+            factors = [
+                load(rest["scale_b"], *task.of_b, cols),
+                load(rest["scale_a"], *task.of_a, span(task.first, width, own)),
+            ]
         acc = zeros(n=bn, **{own: width})
         for i in loop(0, cdiv(size("k"), config.step) * here):
             depth = span(i * config.step, config.step)
             sides = (cols, depth) if config.b == "nk" else (depth, cols)
             weights = load(b, *task.of_b, *sides)
             acc += weights @ load(a, *task.of_a, span(task.first, width, own), depth)
-        if config.scales == "rows":
-            acc = acc * load(rest["scale_b"], *task.of_b, cols)
-            acc = acc * load(rest["scale_a"], *task.of_a, span(task.first, width, own))
+        for factor in factors:
+            acc = acc * factor
         kept = span(task.first, width, own, stop=task.first + rows * here)
         store(c, *task.of_a, kept, cols, tile=acc.T.cast(config.out))
 
