@@ -1,5 +1,6 @@
 """Grouped and scaled GEMM against float64: interpreted, under random interleavings, as emitted."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -10,12 +11,14 @@ from tests.lowering import lowered
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
+from warploom.codegen.analysis.kernel_facts import kernel_facts
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
-from warploom.errors import InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.grouped import (
     GroupedConfig,
     grouped,
@@ -80,6 +83,66 @@ def test_interpreter_and_simulator_give_the_product(name):
     assert close(expected, want)
     got = simulate(lower(program, schedule, verified), arrays, seed=1)
     assert np.array_equal(got["c"], expected["c"], equal_nan=True)
+
+
+def turned():
+    """(block program, arrays, result) of a product in three widths."""
+    config, counts, n, k = CASES["turned"]
+    arrays, want = grouped_case(config, counts, n, k)
+    return lowered(grouped(config), grouped_policy(config, 2)), arrays, want
+
+
+def test_loops_of_several_widths_take_turns_with_one_ring():
+    block, *_ = turned()
+    (ring,) = block.rings
+    weights, rows = ring.buffers
+    assert (weights.tile.rows, rows.tile.rows, len(rows.loads)) == (128, 96, 3)
+    loops = [loop.index for loop in block.placement.program.loops()]
+    copied = [block.copied_bytes(ring, index) for index in loops]
+    assert copied == [(128 + width) * 64 * 2 for width in (16, 64, 96)]
+
+
+def test_a_barrier_that_expects_the_bytes_of_another_loop_is_found(monkeypatch):
+    block, arrays, _ = turned()
+    highest = (128 + 96) * 64 * 2
+    monkeypatch.setattr(BlockProgram, "copied_bytes", lambda self, ring, index: highest)
+    with pytest.raises(CheckFailed):
+        simulate(block, arrays, seed=1)
+
+
+def test_what_no_row_needs_is_left_out_by_every_role():
+    """The loops of the widths that a task does not have, with the code that zeroes their sums."""
+    block, *_ = turned()
+    facts = kernel_facts(block)
+    loops = [loop.index for loop in block.placement.program.loops()]
+    assert [*facts.endings] == loops
+    guards = re.findall(r"if \(rows_begin < rows_end\) \{", emit(block).text)
+    assert len(guards) == (1 + 2) * len(loops)  # the producer's, the groups' with the store in it
+    # A store whose rows do not end, or a second one that takes the sums, needs the loop.
+    plain = CASES["blocks"][0]
+    assert not kernel_facts(lowered(grouped(plain), grouped_policy(plain, 2))).endings
+
+
+def test_a_result_that_two_stores_take_is_made_for_both():
+    def both(a, b, c, d, ends):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        acc = t.zeros(n=64, m=64)
+        rows = t.span(i * 64, 64, "m")
+        for j in t.loop(t.cdiv(t.size("k"), 64)):
+            depth = t.span(j * 64, 64)
+            acc += t.load(b, t.span(0, 64, "n"), depth) @ t.load(a, rows, depth)
+        kept = t.span(i * 64, 64, "m", stop=t.read(ends, 0))
+        t.store(c, kept, t.span(0, 64, "n"), tile=acc.T.cast(t.BF16))
+        t.store(d, rows, t.span(0, 64, "n"), tile=acc.T.cast(t.BF16))
+
+    arrays = {"a": "m k", "b": "n k", "c": "m n", "d": "m n"}
+    kinds = {name: t.array(t.BF16, dims) for name, dims in arrays.items()}
+    program = t.trace(both, {**kinds, "ends": t.array(t.INT32, "one")}, name="both")
+    block = lowered(program, Policy("inflight", LaunchPlan(store_panels=1), 1, 2))
+    assert not kernel_facts(block).endings
+    assert all(one.ends_in_panels == (op == 0) for op, one in enumerate(
+        kernel_facts(block).stores.values()
+    ))  # fmt: skip
 
 
 EMITTED = (
