@@ -24,7 +24,8 @@ BAND = 8  # rows of tasks that run at a time
 
 @triton.jit
 def _grouped(a, b, c_data, tasks, n, k, tiles, bm: tl.constexpr, bn: tl.constexpr,
-             bk: tl.constexpr, band: tl.constexpr, scale_a, scale_b, scaled: tl.constexpr):  # fmt: skip
+             bk: tl.constexpr, band: tl.constexpr, scale_a, scale_b,
+            scaled: tl.constexpr):  # fmt: skip
     across = tl.cdiv(n, bn)
     task = tl.program_id(0)
     first = task // (band * across) * band
@@ -70,7 +71,8 @@ def candidates(
             tile: tuple[int, int, int] = (bm, bn, bk), warps: int = warps, stages: int = stages,
         ) -> Any:  # fmt: skip
             _grouped[(blocks,)](
-                left, right, out, tasks, n, k, tasks.shape[0], *tile, BAND, *(scales or (a, b)), bool(scales),
+                left, right, out, tasks, n, k, tasks.shape[0], *tile, BAND, *(scales or (a, b)),
+                bool(scales),
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             return out

@@ -54,6 +54,9 @@ CASES = {
             groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 64), widths=(8, 64)
         ), RAGGED, 136, 144,
     ),
+    "turned, swiglu": (
+        GroupedConfig(groups="rows", swiglu=True, tile=(64, 64), widths=(16, 64)), RAGGED, 72, 72,
+    ),
     "masked, turned": (
         GroupedConfig(groups="masked", tile=(64, 128), widths=(32, 64)), RAGGED, 136, 72,
     ),
@@ -95,7 +98,7 @@ def turned():
 def test_loops_of_several_widths_take_turns_with_one_ring():
     block, *_ = turned()
     (ring,) = block.rings
-    weights, rows = ring.buffers
+    rows, weights = ring.buffers
     assert (weights.tile.rows, rows.tile.rows, len(rows.loads)) == (128, 96, 3)
     loops = [loop.index for loop in block.placement.program.loops()]
     copied = [block.copied_bytes(ring, index) for index in loops]
@@ -147,7 +150,7 @@ def test_a_result_that_two_stores_take_is_made_for_both():
 
 EMITTED = (
     "blocks", "rows of experts", "rows of experts, blocks", "masked, blocks", "swiglu", "turned",
-    "turned, rows", "masked, turned",
+    "turned, rows", "turned, swiglu", "masked, turned",
 )  # fmt: skip
 
 

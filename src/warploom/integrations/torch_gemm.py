@@ -162,8 +162,9 @@ def _last(tensor: Any) -> Any:
 
 
 def list_of_tasks(offs: Any, mat_a: Any, rows: int, even: bool = False) -> Any:
-    """The tiles of so many rows, or `even` ones of at most so many, of `mat_a: [m, k]` (int32 `[tiles, 3]`: expert, first row, the row
-    after the expert's last), by a kernel on torch's stream; of those beyond the last all is 0."""
+    """The tiles of so many rows of `mat_a: [m, k]`, or `even` ones of at most so many (int32
+    `[tiles, 3]`: expert, first row, the row after the last), by a kernel on torch's stream; of
+    those beyond the last all is 0."""
     experts = offs.shape[0]
     tiles = -(-mat_a.shape[0] // rows) + experts
     tasks = torch.empty((tiles, 3), dtype=torch.int32, device=mat_a.device)

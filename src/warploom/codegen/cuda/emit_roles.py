@@ -25,7 +25,7 @@ from warploom.codegen.cuda.emit_staged import (
     vectors_of,
 )
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
-from warploom.codegen.cuda.emit_store import LEADER, carried_lines, ending_rows
+from warploom.codegen.cuda.emit_store import LEADER, carried_lines, where_it_has_rows
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -44,42 +44,36 @@ class StepCode(StepLines):
     def role(self, code: RoleCode) -> list[str]:
         """The code of one task of a role."""
         lines: list[str] = []
-        ending: Ending | None = None  # what is left out where its store has no rows
-        following = [*code.sections[1:], None]
-        for section, after in zip(code.sections, following, strict=True):
-            if isinstance(section, LoopCode):
-                lines += self._opened(section) if ending is None else []
-                ending = self.facts.endings.get(section.section.loop.index)
-                lines += self._loop(code.role, section)
-                if ending is not None and not code.role.computes:
-                    lines, ending = [*lines, "}}"], None
-                continue
-            for place, one in enumerate(section):
-                if ending is None and self._all_before(section[place:], after):
-                    assert isinstance(after, LoopCode)
-                    lines += self._opened(after)
-                    ending = self.facts.endings[after.section.loop.index]
-                lines += self._written(one, Here(self.values), code.role)
-                if ending is not None and isinstance(one, steps.Run) and one.op == ending.store:
-                    lines, ending = [*lines, "}}"], None
+        ending: Ending | None = None
+        held: list[str] = []  # what is left out where the store of the ending has no rows
+        for section, after in zip(code.sections, (*code.sections[1:], None), strict=True):
+            parts = (section,) if isinstance(section, LoopCode) else section
+            for place, one in enumerate(parts):
+                ending = ending or self._ending(parts[place:], after)
+                own = (
+                    self._loop(code.role, one)
+                    if isinstance(one, LoopCode)
+                    else self._written(one, Here(self.values), code.role)
+                )
+                if ending is None:
+                    lines += own
+                    continue
+                held += own
+                if _ends(one, ending, code.role):
+                    lines += where_it_has_rows(ending.store, held)
+                    ending, held = None, []
         return lines
 
-    def _all_before(self, some: Sequence[Code], after: object) -> bool:
-        """Whether steps are done for the loop after them alone, which may be left out."""
-        if not isinstance(after, LoopCode):
-            return False
-        ending = self.facts.endings.get(after.section.loop.index)
-        if ending is None:
-            return False
-        return all(isinstance(one, steps.Run) and one.op.id in ending.before for one in some)
-
-    def _opened(self, code: LoopCode) -> list[str]:
-        """The beginning of what is done only where the store of an ending has rows."""
-        ending = self.facts.endings.get(code.section.loop.index)
-        if ending is None:
-            return []
-        begin, end = ending_rows(ending.store, {})
-        return [f"{{ const int rows_begin = {begin}, rows_end = {end};", "if (rows_begin < rows_end) {"]
+    def _ending(self, some: Sequence[Code | LoopCode], after: object) -> Ending | None:
+        """The ending of a loop that these steps are, or are done for alone."""
+        loop = some[0] if isinstance(some[0], LoopCode) else after
+        if not isinstance(loop, LoopCode):
+            return None
+        found = self.facts.endings.get(loop.section.loop.index)
+        if found is None or isinstance(some[0], LoopCode):
+            return found
+        early = [isinstance(one, steps.Run) and one.op.id in found.before for one in some]
+        return found if all(early) else None
 
     # ---- loops
 
@@ -331,6 +325,14 @@ class StepCode(StepLines):
         found = Overlap.of(self.block, role)
         first = self._written(found.first, Here(self.values), role)
         return ahead_lines(found, self.range_lines(role, found.loop), first)
+
+
+def _ends(one: Code | LoopCode, ending: Ending, role: Role) -> bool:
+    """Whether a part is the last of what is left out: the store, or in roles that do not compute
+    the loop."""
+    if isinstance(one, LoopCode):
+        return not role.computes
+    return isinstance(one, steps.Run) and one.op == ending.store
 
 
 def _read(read: Read, names: Names) -> str:

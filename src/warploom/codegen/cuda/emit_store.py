@@ -100,11 +100,18 @@ def store_lines(
     ]
 
 
-def ending_rows(op: Op, names: Names) -> tuple[str, str]:
-    """The first row of a store that ends with a row of the array, and the one behind the last."""
-    (rows,) = (span for span in op.spans if span.stop is not None)
+def where_it_has_rows(store: Op, lines: list[str]) -> list[str]:
+    """What is done only where a store that ends with a row of the array has rows."""
+    (rows,) = (span for span in store.spans if span.stop is not None)
     assert rows.stop is not None
-    return c_index(rows.start, names), c_index(rows.stop, names)
+    return [
+        "{",
+        f"  const int rows_begin = {c_index(rows.start)}, rows_end = {c_index(rows.stop)};",
+        "  if (rows_begin < rows_end) {",
+        *indent(indent(lines)),
+        "  }",
+        "}",
+    ]
 
 
 def _store(
@@ -320,22 +327,14 @@ class _Ending(_Store):
         names: Names,
         helpers: dict[str, str],
     ) -> None:
-        self.rows = ending_rows(op, names)
         stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
         call, text = tma_store(len(op.spans), add=False)
         helpers[call] = text
         super().__init__(panels, f"{call}(&{map_name}", values, stopless, names)
+        self.whole = op
 
     def lines(self) -> list[str]:
-        begin, end = self.rows
-        return [
-            "{",
-            f"  const int rows_begin = {begin}, rows_end = {end};",
-            "  if (rows_begin < rows_end) {",
-            *indent(indent(super().lines())),
-            "  }",
-            "}",
-        ]
+        return where_it_has_rows(self.whole, super().lines())
 
     def _inside(self, origin: tuple[int, int]) -> str:
         return f"{super()._inside(origin)} && rows_begin + {origin[0]} < rows_end"

@@ -16,7 +16,9 @@ scaled and added up in fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd
+from operator import mul
 from typing import Any
 
 from warploom.autosched.schedules import Policy
@@ -216,31 +218,31 @@ def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, re
     _, bn = config.tile
     assert task.stop is not None
     rows = maximum_index(task.stop - task.first, 0)
-    cols = span(task.column, bn, "n")
+    columns = [task.column + half * size("n") for half in range(1 + config.swiglu)]
+    own_columns = [span(column, bn, "n") for column in columns]
     least = 0
     for width in config.widths:
         # 1 where the rows of a task are more than `least`, and at most `width` or the widest.
         here = minimum_index(maximum_index(rows - least, 0), 1)
         if width < config.widths[-1]:
             here = here - minimum_index(maximum_index(rows - width, 0), 1)
-        least = width
-        own = f"m{width}"
-        factors = []
+        least, own = width, f"m{width}"
+        inputs = span(task.first, width, own)
+        factors: list[list[Tile]] = [[] for _ in columns]
         if config.scales == "rows":  # on their way while the loop runs
-            factors = [
-                load(rest["scale_b"], *task.of_b, cols),
-                load(rest["scale_a"], *task.of_a, span(task.first, width, own)),
-            ]
-        acc = zeros(n=bn, **{own: width})
+            of_a = load(rest["scale_a"], *task.of_a, inputs)
+            factors = [[load(rest["scale_b"], *task.of_b, one), of_a] for one in own_columns]
+        sums = [zeros(FP32, n=bn, **{own: width}) for _ in columns]
         for i in loop(0, cdiv(size("k"), config.step) * here):
             depth = span(i * config.step, config.step)
-            sides = (cols, depth) if config.b == "nk" else (depth, cols)
-            weights = load(b, *task.of_b, *sides)
-            acc += weights @ load(a, *task.of_a, span(task.first, width, own), depth)
-        for factor in factors:
-            acc = acc * factor
+            at = load(a, *task.of_a, inputs, depth)
+            for number, one in enumerate(own_columns):
+                sides = (one, depth) if config.b == "nk" else (depth, one)
+                sums[number] += load(b, *task.of_b, *sides) @ at
+        results = [reduce(mul, some, acc) for acc, some in zip(sums, factors, strict=True)]
+        out = silu(results[0]) * results[1] if config.swiglu else results[0]
         kept = span(task.first, width, own, stop=task.first + rows * here)
-        store(c, *task.of_a, kept, cols, tile=acc.T.cast(config.out))
+        store(c, *task.of_a, kept, span(task.column, bn, "n"), tile=out.T.cast(config.out))
 
 
 def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array) -> None:

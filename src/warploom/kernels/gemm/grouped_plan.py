@@ -41,6 +41,7 @@ class GroupedPlan:
     cluster  (grid axis, blocks)
     dynamic  each block takes the next free task: experts have tiles with fewer rows and none
     raster   rows of tasks that run at a time
+    panels   of the result that a group has on their way
     """
 
     config: GroupedConfig
@@ -48,6 +49,7 @@ class GroupedPlan:
     cluster: tuple[str, int] = ("", 1)
     dynamic: bool = False
     raster: int = RASTER
+    panels: int = 1
 
     @property
     def even(self) -> bool:
@@ -60,7 +62,7 @@ class GroupedPlan:
         turned = bool(self.config.widths)
         launch = LaunchPlan(
             supergroup=self.raster,
-            store_panels=2 if turned else 1,
+            store_panels=self.panels,
             store_rows=TURNED_PANEL if turned else 0,
             cluster=self.cluster,
             tile_scheduler="dynamic" if self.dynamic else "static",
