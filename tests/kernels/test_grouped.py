@@ -54,6 +54,9 @@ CASES = {
             groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 64), widths=(8, 64)
         ), RAGGED, 136, 144,
     ),
+    "turned, kn": (
+        GroupedConfig(groups="rows", b="kn", tile=(64, 64), widths=(24, 64)), RAGGED, 136, 72,
+    ),
     "turned, swiglu": (
         GroupedConfig(groups="rows", swiglu=True, tile=(64, 64), widths=(16, 64)), RAGGED, 72, 72,
     ),
@@ -256,6 +259,13 @@ def test_a_vector_that_begins_at_any_row_is_not_copied():
         {**BLOCKS, "b": "kn"},
         {**BLOCKS, "tile": (64, 96)},
         {**BLOCKS, "groups": "rows", "brought": True},
+        {"groups": "rows", "tile": (64, 64), "widths": (32, 24, 64)},
+        {"groups": "rows", "tile": (64, 64), "widths": (12, 64)},
+        {"groups": "rows", "tile": (64, 64), "widths": (32,)},
+        {"groups": "rows", "tile": (64, 96), "widths": (64,)},
+        {"groups": "none", "tile": (64, 64), "widths": (64,)},
+        {"groups": "rows", "tile": (64, 64), "widths": (64,), "out": t.FP32},
+        {**BLOCKS, "groups": "rows", "tile": (64, 64), "widths": (64,)},
     ],
 )
 def test_what_no_kernel_is_for_is_refused(options):

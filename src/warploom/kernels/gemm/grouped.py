@@ -64,6 +64,7 @@ from warploom.tile.index import IndexLike
 SCALED = 128  # elements that a block scale is for, along each axis
 STEP_BYTES = 128  # of k in a step
 EVEN = 8  # rows that tiles of one expert differ by at most, and begin at multiples of
+PACKED_BITS = 16  # of elements of a result that is turned on its way through shared memory
 LISTED = 16  # tasks that a block of `work_list` writes
 GROUPS = ("none", "rows", "masked")
 SCALES = ("none", "rows", "blocks")
@@ -123,11 +124,29 @@ class GroupedConfig:
                 f"grouped gemm brought=True with scales={self.scales!r} groups={self.groups!r}: "
                 "expected block scales, and tiles that begin at multiples of 4 rows"
             )
+        if self.widths:
+            self._check_widths()
         together = self.products_in_flight
         if together < 1 or (together > 1 and (not self.promoted or self.swiglu)):
             raise InputError(
                 f"grouped gemm products_in_flight={together}: expected >= 1, and 1 unless promoted "
                 "or with swiglu"
+            )
+
+    def _check_widths(self) -> None:
+        rising = [*self.widths] == sorted(set(self.widths)) and self.widths[-1] == self.tile[0]
+        eights = all(width > 0 and width % EVEN == 0 for width in self.widths)
+        if not (rising and eights) or self.tile[1] % ROWS_PER_GROUP:
+            raise InputError(
+                f"grouped gemm widths={self.widths} of a tile {self.tile}: expected rising "
+                f"multiples of {EVEN}, the last one the rows of the tile, and a multiple of "
+                f"{ROWS_PER_GROUP} columns"
+            )
+        if self.groups == "none" or self.promoted or self.out.bits != PACKED_BITS:
+            raise InputError(
+                f"grouped gemm widths={self.widths} with groups={self.groups!r}, "
+                f"promoted={self.promoted} and results of {self.out}: expected rows of experts, "
+                f"sums inside of the tensor core and {PACKED_BITS}-bit results"
             )
 
     @property

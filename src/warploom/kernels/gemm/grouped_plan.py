@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.kernels.gemm.grouped import GroupedConfig, grouped_policy
+from warploom.kernels.gemm.grouped import PACKED_BITS, GroupedConfig, grouped_policy
 
 SMS = 132
 # (loading, computing) registers a thread by rows of a tile: the loading thread holds what its task
@@ -24,7 +24,6 @@ PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
 ONE_TILE = 192  # rows of an expert that mostly has one of these
-PACKED_BITS = 16  # of elements of results that are turned on their way through shared memory
 # Columns of a tile and the widths that rows get, where an expert mostly has one tile and elsewhere.
 WIDTHS = (128, tuple(range(32, 257, 32))), (192, tuple(range(24, 193, 24)))
 TURNED_RASTER = 2
