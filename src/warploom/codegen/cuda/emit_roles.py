@@ -289,6 +289,10 @@ class StepCode(StepLines):
                 return self._run(step, here)
             case steps.Meet() | steps.Share() | steps.Take():
                 return self._together(step, here)
+            case steps.GroupSync():
+                return [group_sync(self.parts)]
+            case steps.FencedGroupSync():
+                return [*(["fence_async();"] if self.fences else []), group_sync(self.parts)]
             case steps.TurnWait():
                 return self._turn_wait()
             case steps.TurnPass():
