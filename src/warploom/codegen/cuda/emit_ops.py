@@ -87,12 +87,6 @@ def _in_registers(values: Values, var: Var) -> bool:
     return there and values.form(var.type) == "tile" and not values.is_fragment(var)
 
 
-def _like(values: Values, var: Var, other: Var) -> bool:
-    """Whether a tile has an element of the same type in the place of every element of another."""
-    same = var.type.dtype is other.type.dtype and values.form(var.type) == "tile"
-    return same and not values.placement.is_shared(var) and not values.is_fragment(var)
-
-
 def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     """`dst = f(srcs)` for every element this thread holds."""
     assert op.dst is not None
@@ -103,11 +97,6 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     if packed and op.kind in MOVED and _in_registers(values, op.srcs[0]):
         blocks, count = values.extents(op.dst.type)
         line = f"    {c_name(op.dst.name)}[t][i] = {values.word(op.srcs[0], 't', 'i', names)};"
-        return [*unrolled("t", blocks), *unrolled("i", count), line]
-    if packed and op.kind == "mul" and all(_like(values, src, op.dst) for src in op.srcs):
-        blocks, count = values.extents(op.dst.type)
-        words = ", ".join(values.word(src, "t", "i", names) for src in op.srcs)
-        line = f"    {c_name(op.dst.name)}[t][i] = product_{op.dst.type.dtype}({words});"
         return [*unrolled("t", blocks), *unrolled("i", count), line]
 
     def value(at: At) -> str:

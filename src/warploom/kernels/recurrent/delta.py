@@ -76,6 +76,7 @@ class DeltaTask(Task):
             # What needs no solution runs beside the work on the first product.
             low = k.rename("n", "r") @ k
             scores = k @ q
+            gates.load(i)
             beta = gates.vector("beta")
             decays = self.sums(gates)
             low = self.below(low, beta, decays[0])
@@ -88,7 +89,6 @@ class DeltaTask(Task):
             solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
             out = self.advance(i, state, (q, k, v), solved, seen, decays)
-            gates.load(i)
             self.put(i, out)
             gates.turn()
         self.end(state)
