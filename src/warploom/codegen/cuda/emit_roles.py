@@ -287,12 +287,14 @@ class StepCode(StepLines):
                 return self._join(step)
             case steps.Run():
                 return self._run(step, here)
-            case steps.Meet() | steps.Share() | steps.Take():
+            case (
+                steps.Meet()
+                | steps.Share()
+                | steps.Take()
+                | steps.GroupSync()
+                | steps.FencedGroupSync()
+            ):
                 return self._together(step, here)
-            case steps.GroupSync():
-                return [group_sync(self.parts)]
-            case steps.FencedGroupSync():
-                return [*(["fence_async();"] if self.fences else []), group_sync(self.parts)]
             case steps.TurnWait():
                 return self._turn_wait()
             case steps.TurnPass():

@@ -125,9 +125,7 @@ class DeltaTask(Task):
         out += fresh @ seen
         return out
 
-    def weighed(
-        self, low: Tile, scores: Tile, beta: Tile, sums: Tile | None
-    ) -> tuple[Tile, Tile]:
+    def weighed(self, low: Tile, scores: Tile, beta: Tile, sums: Tile | None) -> tuple[Tile, Tile]:
         """L, [r, n], and how much of row n is in row m, [m, n], from the products of keys and of
         queries with keys, both [r, n]. On and above the diagonal L is not read."""
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)

@@ -157,16 +157,11 @@ class _Task:
             out *= (1.0 / total).rename("m", "i")
             where_out = self.batch, rows(c, "i"), self.head, self.values
             store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
-            for into, part, state, whole in zip(
-                (operands[4], operands[0]),
-                phi(past, where(first, 0.0, 1.0)),
-                states,
-                sums,
-                strict=True,
-            ):
+            for half, part in enumerate(phi(past, where(first, 0.0, 1.0))):
+                into = operands[4] if half == 0 else operands[0]
                 into.assign(part.cast(BF16).rename("m", "i"))
-                whole += into @ ones
-                state += before.rename("n", "i") @ into
+                sums[half] += into @ ones
+                states[half] += before.rename("n", "i") @ into
 
     def keys(self, name: str, i: Index, axis: str) -> Tile:
         """The q or k of chunk i, [axis, d]."""
