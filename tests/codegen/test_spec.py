@@ -164,7 +164,7 @@ FAULTS = {
         ("staged", LAST, "FencedGroupSync", "GroupSync"),
         ("staged", LAST, r" +GroupSync\n", ""),
         ("staged", LAST, r" +GroupSync\n", "", 1),
-        ("staged", LAST, r"( +GroupSync\n)( *Run cast.24\n)", r"\2\1"),
+        ("staged", LAST, r"( +GroupSync\n)( *Run \S+\n)", r"\2\1"),
     ],
 }
 
