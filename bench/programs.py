@@ -29,7 +29,7 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
-from warploom.engine.explored import Found
+from warploom.engine.explored import Explored, Found
 from warploom.engine.outcome import tried
 from warploom.engine.points import Space
 from warploom.engine.search import SECONDS, search
@@ -160,7 +160,7 @@ def elsewhere(space: Space, sizes: Mapping[str, int], known: list[Found]) -> lis
         predicted = told.pop("predicted", None)
         if isinstance(predicted, float):
             found.append(Found(one.point, Row(predicted, told=told)))
-    return sorted(found, key=lambda one: one.microseconds)
+    return Explored(found).useful
 
 
 # ---- the formulas in PyTorch, in the type of the tensors
