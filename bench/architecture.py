@@ -38,8 +38,10 @@ LONG_LINES, MANY_PARAMETERS = 60, 8
 # Functions that take what another library's function of that kind takes, under its names.
 MIRRORED = frozenset(
     (
-        *("attention", "scaled_mm"),  # torch
+        *("attention", "scaled_dot_product_attention", "scaled_mm"),  # torch
         *("attention_varlen", "attention_with_kvcache", "append_kvcache"),  # flash_attn
+        *("flash_attn_func", "flash_attn_varlen_func"),  # flash_attn
+        *("flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"),  # flash_attn
         *("attention_fp8", "attention_mixed"),  # flash_attn
         "attention_mla",  # FlashMLA
         *("scaled_grouped_mm", "masked_grouped_mm"),  # torch, DeepGEMM
@@ -70,6 +72,7 @@ ENTRY_POINTS = (
     ".integrations.torch_recurrent",
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",
+    ".integrations.torch_signatures",
     ".integrations.torch_weight_only",
     ".integrations.triton",
     ".integrations.vllm",  # vLLM, by the entry point
@@ -303,8 +306,8 @@ MEASURES: dict[str, Callable[[House], int]] = {
 # only there for it: patterns of their dotted names. A module counts with the first that it fits.
 # What other modules have for these, code generation above all, is not in their lines.
 FEATURES: dict[str, str] = {
-    "gradients of attention": (
-        r"kernels\.attention\.(backward|gradients)|torch_attention(_packed)?$"
+    "gradients of attention, packed sequences, others' signatures": (
+        r"kernels\.attention\.(backward|gradients)|torch_(attention(_packed)?|signatures)$"
     ),
     "decode over a cache, latent attention, mixed batches, vLLM": (
         r"kernels\.attention\.(decode|append|combine|tasks)$|torch_(decode|cache|mla|mixed)$|vllm"

@@ -168,5 +168,6 @@ def test_only_the_code_of_the_kernel_may_change(cubin_of: Callable[[str], Cubin]
             data[place] ^= 1
             found = change_outside(cubin, replace(cubin, data=bytes(data)), name)
             assert (found is None) == (text.offset <= place < end), place
+            assert found is None or (found.rule, found.offset) == ("CONTAINER", 0)
         for data in (cubin.data + b"0", cubin.data[:end] + b"0" + cubin.data[end:]):
             assert change_outside(cubin, replace(cubin, data=data), name)

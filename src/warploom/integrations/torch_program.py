@@ -101,13 +101,14 @@ def steps(
     results: Callable[..., Any],
     fill: Callable[..., None],
     form: Callable[..., tuple[Any, ...]] | None = None,
+    in_place: bool = False,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What runs an operator, and what it gives of fake tensors, from the steps of a call.
 
     plan      checks the arguments and decides what is launched; raises `InputError`
     results   fresh tensors, one or a tuple, from the plan and the arguments
     fill      launches, from the plan, the results and the arguments; not called where all results
-              are empty
+              are empty, unless arguments are written `in_place`
     form      all that plans and launches depend on: calls of one form share a plan (`planned`),
               which then keeps no tensor of the first
     """
@@ -115,7 +116,7 @@ def steps(
     def run(*args: Any) -> Any:
         decided = plan(*args) if form is None else planned(form(*args), lambda: plan(*args))
         made = results(decided, *args)
-        if any(one.numel() for one in several(made)):
+        if in_place or any(one.numel() for one in several(made)):
             fill(decided, made, *args)
         return made
 
@@ -143,11 +144,6 @@ def planned(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
             PLANS.clear()
         found = PLANS[key] = make()
     return found
-
-
-def kind_of(*tensors: Any) -> tuple[Any, ...]:
-    """What a plan depends on: element types, sizes, devices."""
-    return tuple(x for one in tensors for x in (one.dtype, one.shape, one.device))
 
 
 def form_of(*tensors: Any) -> tuple[Any, ...]:
