@@ -311,7 +311,13 @@ class StepCode(StepLines):
                 return self._join(step)
             case steps.Run():
                 return self._run(step, here)
-            case steps.Meet() | steps.Share() | steps.Take():
+            case (
+                steps.Meet()
+                | steps.Share()
+                | steps.Take()
+                | steps.GroupSync()
+                | steps.FencedGroupSync()
+            ):
                 return self._together(step, here)
             case steps.TurnWait():
                 return self._turn_wait()

@@ -83,7 +83,7 @@ class Scheduled:
     """A loop as its schedule has it: the steps of one iteration in program order, each with its
     time. An iteration begins every `interval` cycles, whether the one before has ended or not.
 
-    `copies`: register tiles with several copies, used in turn (`passes.copies`).
+    `copies`: register tiles with several copies, used in turn (`ir.copies`).
     """
 
     loop: Loop

@@ -82,8 +82,8 @@ class Steps:
             case steps.Meet() | steps.Take():
                 taken = isinstance(step, steps.Take)
                 return self._take(agent, step.op) if taken else self._meet(agent)
-            case steps.Share():  # a group is one agent, which has the whole vector
-                return True
+            case steps.Share() | steps.GroupSync() | steps.FencedGroupSync():
+                return True  # a group is one agent, which has the whole vector
             case steps.TurnWait():
                 return self._turn_wait(agent)
             case steps.TurnPass():
