@@ -17,8 +17,9 @@ from warploom.emulate.report import Fault
 from warploom.errors import InputError, Spills
 from warploom.kernels.rows import choose
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.plans import TABLE, plan_of, read_plans
 from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
-from warploom.tile import BF16, INT32, interpret
+from warploom.tile import BF16, FP32, INT32, interpret
 
 PERSISTENT, AGAIN = LaunchPlan(), frozenset({"again"})
 ALL = frozenset({"bias", "residual"})
@@ -190,12 +191,42 @@ def test_a_softmax_over_warps_exchanges_once():
         assert text[text.index("extern") :].count("combine_blocks<") == exchanges, name
 
 
+def test_a_plan_is_of_the_nearest_row_that_was_measured():
+    plans, rows = read_plans()
+    fastest = {
+        (r.op, tuple(r.options), r.columns): min(r.measured, key=r.measured.get) for r in rows
+    }
+    for (op, options, columns), name in fastest.items():
+        config = RowConfig(op, columns, options=frozenset(options))
+        assert plan_of(config) == plans[name] == plan_of(replace(config, columns=columns - 8))
+        wide = replace(config, columns=columns // 2, dtype=FP32)
+        assert plan_of(wide) == plans[name]
+    near = plans[fastest["softmax", (), 131072]]
+    assert plan_of(RowConfig("softmax", 131072 + 64)) == near
+    assert plan_of(RowConfig("softmax", 262144)) is plan_of(RowConfig("softmax", 5003)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[plans]", '[plans]\n"mine" = { threads = 64, lanes = 64 }'), "why mine is here"),
+        (('measured = { "held', 'measured = { "un'), "a row tells of un-"),
+        (('source = "NVIDIA', 'source = ""  # '), "of no source"),
+    ],
+)
+def test_a_table_of_plans_is_what_was_measured(tmp_path, change, message):
+    path = tmp_path / "tuned.toml"
+    path.write_text(TABLE.read_text().replace(*change, 1))
+    with pytest.raises(InputError, match=message):
+        read_plans(path)
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("columns", [64, 1000, 5003, 8192, 65536, 131072])
 def test_every_length_has_a_schedule_that_fits(op, columns):
     program, schedule, rows = row_kernel(RowConfig(op, columns))
     simt_facts(program, schedule, "sm_90a")
-    assert schedule.rows >= rows and schedule.vector in (1, 8, 16)
+    assert (schedule.rows >= rows or rows % schedule.rows == 0) and schedule.vector in (1, 8, 16)
 
 
 def test_a_cluster_does_not_move_elements_between_columns():
@@ -324,8 +355,8 @@ def test_a_block_of_one_task_asks_for_its_rows_at_once():
     [("cross_entropy", 2, 1), ("softmax", 1, 0), ("rmsnorm", 2, 0), ("rmsnorm_backward", 0, 0)],
 )
 def test_which_loads_stay_in_place_and_which_pass_by_l1(op, early, once):
-    program, schedule, _ = row_kernel(RowConfig(op, 4096))
-    facts = simt_facts(program, schedule, "sm_90a")
+    program = row_program(RowConfig(op, 4096))
+    facts = simt_facts(program, replace(simt(program), aligned=True), "sm_90a")
     assert (len(facts.early), len(facts.early & facts.once)) == (early, once)
 
 
@@ -339,6 +370,7 @@ def test_a_kernel_that_spills_gets_more_registers_then_more_threads(monkeypatch)
         return schedule
 
     monkeypatch.setattr(choose, "build", build)
+    monkeypatch.setattr(choose, "plan_of", lambda config: None)
     enough = 4
     assert choose.built_rows(RowConfig("softmax", 16384)).threads == 512
     assert tried == [(3, 256), (2, 256), (1, 256), (1, 512)]

@@ -1,8 +1,8 @@
 """The passes over staged tiles: which ops of a kernel are done line by line of columns.
 
 A reduction along the columns and a store are what needs a tile at all. A pass reads staged tiles
-line by line, computes what its reductions and stores need and forgets it. What is cheap is computed
-again in a later pass; what the special-function unit computed stays in registers for it.
+line by line, computes what its reductions and stores need and forgets it: a later pass computes it
+again, exponentials too. A thread then needs about 40 registers, however many columns it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from warploom.tile import FP32, Loop, Op, Program, Var
 from warploom.tile.ops import OPS
 
 ALONG_COLUMNS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
-COSTLY = ("exp", "exp2", "log", "log2", "sigmoid", "tanh", "erf", "sin", "cos", "div", "philox")
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ class _Order:
         """The pass at hand as it is, with other ops that are needed now."""
         if ops := [*self._needed([*self.ends, *more]), *self.ends]:
             self.done.append(Pass(tuple(sorted(ops, key=lambda op: op.id))))
-        for op in ops:
-            if op.dst is not None and (op.kind in COSTLY or more):
+        for op in ops if more else ():
+            if op.dst is not None:
                 self.later.pop(op.dst.name, None)
         self.ends = []
 

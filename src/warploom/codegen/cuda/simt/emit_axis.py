@@ -5,7 +5,7 @@ from __future__ import annotations
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt.emit_map import rounded
 from warploom.codegen.cuda.simt.emit_memory import Access, unroll
-from warploom.codegen.cuda.simt.places import col, peers, row
+from warploom.codegen.cuda.simt.places import col, inside_col, peers, row
 from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
 from warploom.codegen.simt.picks import Pick
@@ -26,13 +26,13 @@ def _own(layout: Layout, kind: TileType, form: str, axis: str) -> tuple[int, int
     extents = layout.extents(kind, form)
     along = axis_form(kind, form, axis)
     size = kind.size(axis)
-    place = col(layout, "s") if along == COL else row(layout, "s")
-    ragged = layout.ragged_cols(size) if along == COL else layout.ragged_rows(size)
+    inside = inside_col(layout, size, "s")
+    if along != COL:
+        inside = f"{row(layout, 's')} < {size}" if layout.ragged_rows(size) else ""
     count = extents[-1] if along == COL else extents[0]
     if form != TILE:
-        return 1, count, f"{place} < {size}" if ragged else ""
-    kept = extents[0] if along == COL else extents[1]
-    return kept, count, f"{place} < {size}" if ragged else ""
+        return 1, count, inside
+    return extents[0] if along == COL else extents[1], count, inside
 
 
 def element(form: str, along: str, name: str) -> str:
@@ -90,9 +90,8 @@ def step_lines(layout: Layout, op: Op, source: str, into: str) -> tuple[str, str
     integer = kind.dtype.kind == "int"
     table, identity = (INT_OPS, INT_IDENTITY) if integer else (FLOAT_OPS, FLOAT_IDENTITY)
     combine, value = COMBINES[op.kind], f"{source}[i][j]"
-    size = kind.size(op.axis)
-    if layout.ragged_cols(size):
-        value = f"({col(layout)} < {size} ? {value} : {identity[combine]})"
+    if inside := inside_col(layout, kind.size(op.axis)):
+        value = f"({inside} ? {value} : {identity[combine]})"
     step = table[combine].format(f"{into}[i]", value)
     return f"{into}[i] = {identity[combine]};", f"{into}[i] = {step};"
 
