@@ -154,6 +154,16 @@ static void publish() {
     if (one.second.maker == current) one.second.published = true;
 }
 void fence_mbarrier_init() { publish(); }
+// What a relaxed arrival behind that fence orders: the barriers made before, and nothing else.
+void inits_to(std::vector<u32>& known_into) {
+  for (auto& one : mbarriers) {
+    const Mbarrier& b = one.second;
+    if (b.maker != current || !b.published) continue;
+    if (known_into.size() < size_t(agents_each)) known_into.resize(agents_each);
+    u32& seen = known_into[threads[b.maker].agent];
+    seen = std::max(seen, b.made);
+  }
+}
 void fence_proxy() {
   publish();
   std::copy(known(current), known(current) + agents_each, fenced(current));
@@ -357,7 +367,13 @@ void tma_store(const void* map, u32 from, const int* coordinates, int rank, bool
   if (add && one.map.kind != kBf16 && one.map.kind != kFp16 && one.map.kind != kFp32 &&
       one.map.kind != kInt32)
     fail("a bulk addition of this element type");
-  for (int d = 0; d < rank; ++d) one.at[d] = coordinates[d];
+  for (int d = 0; d < rank; ++d) {
+    one.at[d] = coordinates[d];
+    // An H200 stops the kernel with an illegal instruction; loads of such boxes bring zeros.
+    if (one.at[d] + one.map.box[d] <= 0)
+      fail("a bulk store of the box from %d to %d of dimension %d, which ends before its array begins: the copy engine traps",
+          one.at[d], one.at[d] + one.map.box[d], d);
+  }
   one.place = global_of(from), one.add = add, one.site = site_here();
   issue(one);
 }
