@@ -31,7 +31,7 @@ from bench.attention_cases import FA4
 from warploom.autosched.schedules import compiled
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations.torch_program import RUNS, collecting
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy, mixed_tile
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "mixed.json"
@@ -153,7 +153,7 @@ def config_of(case: Case) -> DecodeConfig:
     rows = sum(case.counts) * heads // kv_heads / len(case.counts)
     return DecodeConfig(
         group=heads // kv_heads, causal=True, page=PAGE, split=False, mixed=True,
-        tile=(128 if rows > 64 else 64, 64),
+        tile=mixed_tile(rows),
     )  # fmt: skip
 
 

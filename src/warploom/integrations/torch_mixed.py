@@ -22,7 +22,14 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
-from warploom.kernels.attention.decode import FIELDS, DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import (
+    FIELDS,
+    STEP,
+    DecodeConfig,
+    decode,
+    decode_policy,
+    mixed_tile,
+)
 from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
@@ -34,7 +41,6 @@ SCHEMA = (
     "Tensor cu_seqlens_q, float? softmax_scale=None, int? window=None, float softcap=0.0) -> Tensor"
 )
 LEAST_ROOM = 32  # sequences that a list of tasks has room for
-FEW, MANY = 64, 128  # rows of a tile: where sequences have few new tokens, and many
 
 
 def _config(*args: Any) -> DecodeConfig:
@@ -59,7 +65,7 @@ def _config(*args: Any) -> DecodeConfig:
         page=k_cache.shape[1],
         split=False,
         mixed=True,
-        tile=(MANY if rows > FEW else FEW, 64),
+        tile=mixed_tile(rows),
     )
 
 
@@ -88,7 +94,9 @@ def _tasks(bounds: Any, lengths: Any, tokens: int, config: DecodeConfig) -> Any:
     many tokens; those that are not needed have none."""
     batch, high = lengths.shape[0], config.tile[0] // config.pitch
     own = TaskListConfig(high, max(LEAST_ROOM, 1 << (batch - 1).bit_length()))
-    tiles = torch.empty((batch + tokens // high, FIELDS), dtype=torch.int32, device=bounds.device)
+    most = batch + tokens // high
+    most += most % STEP == 0
+    tiles = torch.empty((most, FIELDS), dtype=torch.int32, device=bounds.device)
     launch(
         ("task_list", own),
         lambda: build(task_list(own), task_list_schedule(own)),

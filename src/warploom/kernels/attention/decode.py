@@ -19,8 +19,8 @@ kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in 
 `mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
 [tokens, kv_heads, group, d]`, of all sequences behind one another, and `tiles: [tasks, 5]`, which
 says what a task is (`attention.tasks`): the sequence, the first of its tokens and the end of the
-sequence's, how many tokens and keys the sequence has. Rows of a tile are packed as above, with room
-for a power of 2 of heads. They are causal and not in parts.
+sequence's, how many tokens and keys the sequence has. Their number is no multiple of `STEP`. Rows
+of a tile are packed as above, with room for a power of 2 of heads; keys are not in parts.
 
 Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
 absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
@@ -84,15 +84,18 @@ LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
+STEP = 13  # places in the list from a task to the next one; their number is no multiple of it
 FIELDS = 5  # numbers that say what a task of a mixed batch is
 SLACK = 8.0  # powers of 2 by which a weight may pass 1 where rescaling is lazy
+FEW = 64  # packed rows of one group, which mostly waits for memory
 AT_A_TIME = 8  # parts that `combine` then joins at a time
 # Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
 # a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
 # whose ends tasks read.
+BLOCK_BYTES = 64 * 128 * 2  # of keys, in a block that these are of
 TASK_US, ALONE_US, TOGETHER_US, COMBINE_US, PART_US = 2.0, 0.72, 0.975, 0.5, 0.1
 # Latent attention: a task, a block of keys, and an element that a part leaves for `combine`.
-LATENT_TASK_US, LATENT_US, LEFT_US = 6.0, 1.8, 3.5e-6
+LATENT_TASK_US, LATENT_US, LEFT_US = 6.0, 1.4, 1.2e-6
 LONG = 4096  # keys that one SM reads in one go, where there are others to read
 UNDER_WAY = 96 * 1024  # bytes of keys and values that an SM asks for ahead
 
@@ -210,9 +213,9 @@ class DecodeConfig:
 
     @property
     def lazy(self) -> bool:
-        """Whether sums are rescaled only where a row's maximum outgrows its base by `SLACK`: the
-        sums of latent attention are 128 registers a thread."""
-        return self.value_dim is not None
+        """Whether sums are rescaled only where a row's maximum outgrows its base by `SLACK`: where
+        matmuls are most of the work, and not with weights of 8 bits, which have no room for it."""
+        return self.value_dim is not None or (self.tile[0] > FEW and not self.narrow)
 
     @property
     def lift(self) -> float:
@@ -278,9 +281,11 @@ class Task:
 def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
     height = config.tile[0]
     if config.mixed:
-        # Heads of a tile are neighbours in time: they read neighbours in memory.
+        # Heads of a tile are neighbours in time: they read neighbours in memory. Tiles of a chunk,
+        # which multiply, are spread among single tokens, which wait for memory.
         task, kv_head = grid(tasks=size("tasks"), kv_heads=size("kv_heads"))
-        batch, first, end, queries, length = (read(rest["tiles"], task, n) for n in range(FIELDS))
+        place = task * STEP % size("tasks")
+        batch, first, end, queries, length = (read(rest["tiles"], place, n) for n in range(FIELDS))
         row, tokens = (first - end + queries) * config.pitch, height // config.pitch
         heads = span(0, config.pitch, "rows")
         load_at = (span(first, tokens, "rows"), kv_head, heads)
@@ -454,17 +459,19 @@ def decode_policy(config: DecodeConfig) -> Policy:
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(
-        split="rows" if height > 64 else "",
+        split="rows" if height > FEW else "",
         store="direct",
         dependent=True,
         task_rings={"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
         reads_ahead=config.page is not None and not config.narrow,
+        skip_unit=config.lazy,
         l2_promotion=128,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
-    registers = (40, 232)
-    return Policy("overlapped", launch, height // 64, depth, registers=registers)
+    registers = (56, 224) if config.page and config.lazy else (40, 232)
+    order = "overlapped-early" if config.lazy else "overlapped"
+    return Policy(order, launch, height // FEW, depth, registers=registers)
 
 
 @dataclass(frozen=True)
@@ -481,6 +488,11 @@ class Plan:
         return AT_A_TIME if self.config.part else max(2, 1 << (self.splits - 1).bit_length())
 
 
+def mixed_tile(rows: float) -> tuple[int, int]:
+    """The tile of a mixed batch whose sequences have so many packed rows on average."""
+    return (2 * FEW, 128) if rows > FEW else (FEW, 64)
+
+
 def planned(
     config: DecodeConfig, heads: int, queries: int, keys: int, sms: int, splits: int = 0
 ) -> Plan:
@@ -492,9 +504,9 @@ def planned(
     """
     rows = queries * config.group
     # Blocks of as many bytes, whatever the elements have.
-    one_tile = rows <= 64 or config.value_dim  # whose columns the groups share out
-    wide = config.narrow and not config.value_dim
-    config = replace(config, tile=(64 if one_tile else 128, 128 if wide else 64))
+    one_tile = rows <= FEW or config.value_dim  # whose columns the groups share out
+    wide = not one_tile or (config.narrow and not config.value_dim)
+    config = replace(config, tile=(FEW if one_tile else 2 * FEW, 128 if wide else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tiles = -(-rows // config.tile[0])
@@ -507,12 +519,13 @@ def planned(
         if config.value_dim:
             left = heads * rows * config.value_dim * parts * LEFT_US if parts > 1 else 0.0
             return rounds * (LATENT_TASK_US + -(-blocks // parts) * LATENT_US) + left
-        block = max(ALONE_US, TOGETHER_US * busy / sms) * config.head_dim / 128
+        size = config.tile[1] * config.head_dim * config.dtype.bytes / BLOCK_BYTES
+        block = max(ALONE_US, TOGETHER_US * busy / sms) * size
         joined = parts * PART_US + COMBINE_US if parts > 1 else 0.0
         return rounds * (TASK_US + -(-blocks // parts) * block) + joined
 
     chosen = splits or min(range(1, min(MOST_SPLITS, blocks) + 1), key=cost)
-    if not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
+    if one_tile and not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
         # Enough tasks for all SMs: of long caches parts, for lengths that differ. With 8 bits the
         # warps that turn values have no registers left for it.
         chosen = max(chosen, min(MOST_SPLITS, keys // LONG))

@@ -8,8 +8,9 @@ sequences whose tiles end before it. Tasks that are not needed have no tokens an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
@@ -67,8 +68,8 @@ def task_list(config: TaskListConfig | None = None) -> Program:
 
 
 def task_list_schedule(config: TaskListConfig) -> SimtSchedule:
-    """Laid over threads by sizes."""
-    return simt(task_list(config))
+    """Laid over threads by sizes; what follows is launched meanwhile."""
+    return replace(simt(task_list(config)), launch=LaunchPlan(persistent=False, dependent=True))
 
 
 def _task_list(bounds: Array, lengths: Array, tiles: Array, config: TaskListConfig) -> None:

@@ -206,6 +206,11 @@ DEVICE void store_16_bytes(void* to, const unsigned (&w)[4]) {
                ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
+//@ store_pair
+DEVICE void store_pair(float* to, float x, float y) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+
 //@ quad_exchange
 // The four lanes of a quad hold a column pair each of four groups: lane q gets all of group q.
 DEVICE void quad_exchange(unsigned (&w)[4], unsigned q) {
