@@ -25,7 +25,7 @@ def _product(a, b, c, first=0):
     for j in t.loop(t.cdiv(t.size("k"), 32)):
         rows, depth = t.span(i * 64, 64), t.span(j * 32, 32)
         acc += t.load(a, rows, depth) @ t.load(b, depth, t.span(0, 64))
-    t.store(c, t.span(i * 64, 64), t.span(first, 64), tile=acc)
+    t.store(c, t.span(i * 64, 64), t.span(first, 64, "n"), tile=acc)
 
 
 def _source(first=0):
