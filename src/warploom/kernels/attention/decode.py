@@ -469,7 +469,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
         l2_promotion=128,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
-    registers = (56, 224) if config.page and config.lazy else (40, 232)
+    registers = (56, 232 if height == FEW else 224) if config.page else (40, 232)
     order = "overlapped-early" if config.lazy else "overlapped"
     return Policy(order, launch, height // FEW, depth, registers=registers)
 

@@ -38,6 +38,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.tile import Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
+LATE = True
 BETWEEN_GRIDS = ("start_next_grid();", "wait_previous_grid();")
 
 
@@ -52,6 +53,12 @@ class _Printer:
         self.layout = facts.layout
         self.temporaries = 0
 
+    def _waits_late(self) -> bool:
+        """Whether a block knows its place before it waits for the previous grid: it has one task
+        and reads no number to know it."""
+        launch = self.schedule.launch
+        return LATE and launch.dependent and not (launch.persistent or self.program.reads)
+
     def source(self) -> CudaSource:
         blocks = self.schedule.cluster
         head, tail = self._tasks()
@@ -59,14 +66,14 @@ class _Printer:
         for one in self.facts.weighted.sums.values():
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
-        body = self._body(self.program.body)
+        body, launch = self._body(self.program.body), self.schedule.launch
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *(BETWEEN_GRIDS if self.schedule.launch.dependent else ()),
+            *(BETWEEN_GRIDS[: 1 if self._waits_late() else 2] if launch.dependent else ()),
             *self._positions(),
             *self._cluster(),
             *head,
-            *indent((*declared, *body)),
+            *indent((*BETWEEN_GRIDS[1:] * self._waits_late(), *declared, *body)),
             *tail,
         ]
         signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
