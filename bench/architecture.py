@@ -35,6 +35,22 @@ MARKER = re.compile(r"(<!-- architecture: (\w+) -->\n)(.*?)(<!-- end -->)", re.D
 # Not the compiler and tuner proper: derivation, the learned players and the emulated GPU.
 BESIDE = ("derive", "diagram", "rl", "search/rl", "emulate")
 LONG_LINES, MANY_PARAMETERS = 60, 8
+# Functions that take what another library's function of that kind takes, under its names.
+MIRRORED = frozenset(
+    (
+        *("attention", "scaled_dot_product_attention", "scaled_mm"),  # torch
+        *("attention_varlen", "attention_with_kvcache", "append_kvcache"),  # flash_attn
+        *("flash_attn_func", "flash_attn_varlen_func"),  # flash_attn
+        *("flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"),  # flash_attn
+        *("attention_fp8", "attention_mixed"),  # flash_attn
+        "attention_mla",  # FlashMLA
+        *("scaled_grouped_mm", "masked_grouped_mm"),  # torch, DeepGEMM
+        *("simple_gla", "gated_delta_rule", "kimi_delta_attention"),  # flash-linear-attention
+        *("mamba_chunk_scan_combined", "selective_state_update"),  # mamba_ssm
+        *("__init__", "forward"),  # vLLM's back ends
+        "capture",  # a launch of Triton
+    )
+)
 # How the names of modules end that a user starts or imports: nothing inside has to import them.
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
@@ -56,6 +72,7 @@ ENTRY_POINTS = (
     ".integrations.torch_recurrent",
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",
+    ".integrations.torch_signatures",
     ".integrations.torch_weight_only",
     ".integrations.triton",
     ".integrations.vllm",  # vLLM, by the entry point
@@ -171,10 +188,14 @@ class House:
             x for x in alone if not x.startswith(commands) and not x.endswith(ENTRY_POINTS)
         )
 
+    def named_functions(self) -> Iterator[tuple[str, Function]]:
+        """Every function and method with the module that it stands in."""
+        for name, tree in self.trees.items():
+            yield from ((name, node) for node in ast.walk(tree) if isinstance(node, Function))
+
     def functions(self) -> Iterator[Function]:
         """Every function and method."""
-        for tree in self.trees.values():
-            yield from (node for node in ast.walk(tree) if isinstance(node, Function))
+        return (function for _, function in self.named_functions())
 
     def dataclasses(self) -> int:
         """How many classes are dataclasses."""
@@ -272,13 +293,67 @@ MEASURES: dict[str, Callable[[House], int]] = {
     f"functions with {MANY_PARAMETERS} or more parameters": lambda house: sum(
         _parameters(function) >= MANY_PARAMETERS for function in house.functions()
     ),
+    "of them neither a command's options nor another library's arguments": lambda house: sum(
+        _parameters(function) >= MANY_PARAMETERS and function.name not in MIRRORED
+        for name, function in house.named_functions()
+        if not name.startswith(f"{PACKAGE}.cli.")
+    ),
     "dataclasses": House.dataclasses,
 }
 
 
+# What the package does that it did not when its size was first aimed at, and the modules that are
+# only there for it: patterns of their dotted names. A module counts with the first that it fits.
+# What other modules have for these, code generation above all, is not in their lines.
+FEATURES: dict[str, str] = {
+    "gradients of attention, packed sequences, others' signatures": (
+        r"kernels\.attention\.(backward|gradients)|torch_(attention(_packed)?|signatures)$"
+    ),
+    "decode over a cache, latent attention, mixed batches, vLLM": (
+        r"kernels\.attention\.(decode|append|combine|tasks)$|torch_(decode|cache|mla|mixed)$|vllm"
+    ),
+    "8-bit attention": r"kernels\.attention\.values$|torch_attention_fp8$",
+    "grouped, scaled and weight-only products": (
+        r"kernels\.gemm\.(grouped|experts|weight_only)|torch_(gemm|experts|weight_only)$"
+    ),
+    "recurrent attention and its gradients": (
+        r"kernels\.recurrent|torch_(recurrent|segments|hedgehog)|flash_linear"
+    ),
+    "row operations and losses": r"kernels\.rows|torch_(rows|loss)$|row_signatures",
+    "long convolution": r"kernels\.convolution|torch_convolution$",
+    "search for the fastest kernel of a user's program": (
+        r"\.engine\b|\.rewrites\b|kernels\.(tuned|own|select)\b|autosched\.(plans|points)$"
+        r"|flows\.(choose|record|optimize_facts)$|perf\.(launch_time|l2|frame)$"
+    ),
+    "what the bits of results depend on": r"codegen\.invariance",
+    "verdicts on others' kernels": r"\.judge\b",
+    "kernels to ship": r"\.exports\b|flows\.(pack|export)$|cli\.(export|check)$",
+    "commands as functions, kernels as a decorator": (
+        r"torch_(kernel|direct)$|flows\.notebook$|runtime\.bound$"
+    ),
+    "scripts whose Triton kernels are tuned": r"triton_(record|pretend)$|tune_script$",
+    "a second proof of schedules": r"schedule\.refute\b",
+    "traces of steps, predicted and measured": (
+        r"perf\.(trace|timeline)$|flows\.traced$|compile\.stamps$"
+    ),
+}
+
+
+def features(house: House) -> dict[str, int]:
+    """Lines of the compiler and tuner proper that are only there for each of `FEATURES`, and last
+    the others."""
+    beside = {module for room in BESIDE if room in house.rooms for module in house.within(room)}
+    counts = dict.fromkeys((*FEATURES, "everything else"), 0)
+    for module, text in house.sources.items():
+        if module not in beside:
+            fits = (name for name, pattern in FEATURES.items() if re.search(pattern, module))
+            counts[next(fits, "everything else")] += text.count("\n")
+    return counts
+
+
 # Concept -> what a statement at the top of a module has in it, and patterns that find that: all of
 # them match the statement as `ast.unparse` writes it, without docstrings and comments.
-CONSTANT = r"\A(?!async |def |class |from |import |__all__)"
+CONSTANT = r"\A(?!@|async |def |class |from |import |__all__)"
 CONCEPTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "chooser of a kernel's schedule": (
         "a public function that returns a `KernelSchedule`",
@@ -338,6 +413,9 @@ def tables(before: House, after: House, names: tuple[str, str]) -> str:
     for concept, (rule, patterns) in CONCEPTS.items():
         counts = [len(places(house, patterns)) for house in (before, after)]
         rows.append(f"| {concept} | {rule} | {counts[0]} | {counts[1]} |")
+    rows += ["", head.format("lines of the compiler and tuner proper that are there for")]
+    for name, count in features(after).items():
+        rows.append(f"| {name} | {features(before)[name]:,} | {count:,} |")
     rows += ["", head.format("lines (files) of")]
     for room in sorted({*before.rooms, *after.rooms}):
         indent = "&nbsp;&nbsp;" * room.count("/")

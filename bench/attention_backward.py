@@ -8,7 +8,8 @@
 `bench/sitting.py` says what a sitting is. A call is all that a backward pass does, from o, lse and
 dO to dq, dk and dv: ours are three kernels one after another. Deterministic cases are of sums that
 have one order, beside libraries that promise the same. Operations: 10 * batch * heads * head_dim *
-pairs of a query and a key it sees (half when causal).
+pairs of a query and a key it sees (half when causal); 14 for a step of training, which makes the
+forward pass, too, beside pairs of one library.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from bench import attention_backward_packed as packed
 from bench import attention_cases as cases
+from bench import attention_step as step
 from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import usable
@@ -51,10 +53,11 @@ CASES = (
     *(f"128 {m} {n} grouped" for m in MASKS for n in (1024, 4096, 16384)),
     *(f"{d} causal {n} window" for d in (128, 64) for n in (4096, 16384)),
     *(f"{d} causal {lengths} packed" for d in (128, 64) for lengths in cases.PACKED),
+    *(f"{d} {m} {n} step" for d in (128, 64) for m in MASKS for n in (1024, 4096, 16384)),
 )
 GROUP = 4  # query heads of a key head in the grouped cases
 WINDOW = 1024  # keys that a row sees in the cases with a window
-DEFAULT, SAME = "default", "deterministic"
+DEFAULT, SAME, STEP = "default", "deterministic", "with forward"
 # How the loop may be written: every one is timed, and has a row where it is what users get.
 STYLES = {
     "late": Style(late=True, fenced=True),
@@ -87,6 +90,11 @@ class Case:
         )
 
     @property
+    def step(self) -> bool:
+        """Whether a call makes the forward pass, too."""
+        return self.name.endswith(" step")
+
+    @property
     def lengths(self) -> list[int]:
         """The lengths of its sequences."""
         word = self.name.split()[2]
@@ -108,15 +116,15 @@ class Case:
         pairs = sum(n * n for n in self.lengths) * (0.5 if self.config.causal else 1.0)
         if window := self.config.window:
             pairs = sum(n * window - window * window / 2 for n in self.lengths)
-        return 10.0 * heads * depth * pairs
+        return (14.0 if self.step else 10.0) * heads * depth * pairs
 
 
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired} {config.split} {config.packed} {config.window}"
+    kind = f"{config.deterministic} {config.paired} {config.band} {config.split} {config.packed}"
     style = "".join(str(int(x)) for x in config.written) if part == "main" else ""
-    name = f"d{config.head_dim} {mask} {config.group} {kind} {style} {part}"
+    name = f"d{config.head_dim} {mask} {config.group} {config.window} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
 
 
@@ -146,10 +154,22 @@ def build_all() -> None:
         program, policy, allow = kernel(config, part)
         compiled(program, policy, allow=allow).write(into)
         print(into.name, flush=True)
+    for case in map(Case, CASES):
+        if case.step:
+            batch, heads, rows, _ = case.shape
+            step.forward(case.config, rows, batch * heads).write(FOLDER / kb.slug(case.name))
+            print(kb.slug(case.name), flush=True)
 
 
-def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
-    """All kernels of one backward pass on one set of operands."""
+def own_call(
+    torch: Any, config: BackwardConfig, data: Mapping[str, Any], case: Case | None = None
+) -> Call:
+    """All kernels of one backward pass on one set of operands; of a `case` that makes the forward
+    pass, this too."""
+    if case is not None and case.step:
+        given = step.results(torch, data)
+        built = Built.read(FOLDER / kb.slug(case.name))
+        return step.own_call(torch, built, given, own_call(torch, config, given))
     built = {part: Built.read(folder(config, part)) for part in parts(config)}
     loaded = {part: one.kernel() for part, one in built.items()}
     if config.packed:
@@ -182,9 +202,13 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
     return call
 
 
-def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> dict[str, Call]:
+def library_calls(torch: Any, case: Case, data: Mapping[str, Any]) -> dict[str, Call]:
     """cuDNN through torch, and FlashAttention-4, on the same output and lse. Torch gives cuDNN as
     many key heads as query heads, no window and no order of sums: such cases are without it."""
+    config = case.config
+    if case.step:
+        pair = step.flash_attention(config, data)
+        return {FA4: pair, CUDNN: step.cudnn(torch, config, data)}
     q, k, v, do = (data[name] for name in ORDER)
     if config.packed:
         return {FA4: packed.flash_attention(config, data)}
@@ -328,8 +352,8 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         checks = dict.fromkeys(ours, "pass")
         timer: st.Timer = st.Dry({**bases, **ours})
     else:
-        ours = {name: own_call(torch, config, data) for name, config in candidates.items()}
-        bases, refused = usable(torch, library_calls(torch, case.config, data))
+        ours = {name: own_call(torch, one, data, case) for name, one in candidates.items()}
+        bases, refused = usable(torch, library_calls(torch, case, data))
         off = {n: errors(call(), want) for n, call in {**bases, **ours}.items()}
         bases = {n: call for n, call in bases.items() if max(off[n]) < WRONG}
         checks = {n: "pass" if max(off[n]) < WRONG else f"fail {off[n]}" for n in ours}
@@ -365,7 +389,7 @@ def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
     named = {"ours": name, **{b: b for b in case["baselines"]}}
     found = {key: [round(x, 6) for x in case["errors"][n]] for key, n in named.items()}
     runs = {"equal runs": case["equal runs"]} if case["equal runs"] else {}
-    kind = SAME if SAME in case["name"] else DEFAULT
+    kind = SAME if SAME in case["name"] else STEP if Case(case["name"]).step else DEFAULT
     checks = {**row.checks, "errors of dq, dk, dv": found, **runs}
     notes = row.notes if name == DEFAULT else f"{row.notes}; {name}"
     return replace(row, kernel=f"{CLAIM} {kind}", checks=checks, notes=notes)

@@ -4,7 +4,8 @@
     python -m bench.engine run DIR --out OUT   on a GPU machine: rows of claim `engine-user`
     python -m bench.engine merge FILES         into bench/results/engine.json
 
-Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed. The
+Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed; and
+the GEMM benchmark's other element types and epilogues, whose textbook is the library's. The
 search sees no GPU: a row's ours is the kernel that it predicts to be fastest, in microseconds,
 and its ratio is tuned table / ours. The next ones are timed beside it in shuffled rounds of bursts,
 so that a row also says what the model's order was worth: the best of all that were timed. Results
@@ -29,16 +30,17 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bench import engine_model, sitting
+from bench import engine_model, gemm_cases, sitting
 from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
+from warploom.codegen.compile.build import build as build_kernel
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.outcome import Outcome, bound_of, bounds_of, told
 from warploom.engine.points import Space
@@ -50,11 +52,14 @@ from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneSettings
+from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.select import select
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import replay
 from warploom.rewrites.rules import Form
 from warploom.runtime.stats import median_interval
+from warploom.tile import DType
 
 RESULTS = Path(__file__).parent / "results"
 ATTENTION, GEMM = "examples/textbook_attention.py:kernel", "examples/textbook_gemm.py:kernel"
@@ -68,6 +73,7 @@ FAR = 0.02  # of a result from another kernel's, over its largest element
 WRONG = 0.01  # of drawn rows from float64, in norm
 DRAWN = 64  # rows of a result that are compared with float64
 TABLE = "tuned table"
+TABLES = ("tuned_table", "tuned_table_sums")  # folders of what it chooses
 WHOLE, NO_MACHINE_CODE, NO_REPLAY = "engine", "without machine-code search", "without replay"
 NO_REWRITES, NO_SOLVER = "without rewrites", "without solved orders"
 ABLATED = (WHOLE, NO_MACHINE_CODE, NO_REPLAY, NO_REWRITES, NO_SOLVER)
@@ -101,17 +107,42 @@ def by_bounds(
 
 @dataclass(frozen=True)
 class Case:
-    """A textbook at a shape: the settings of its program, and the sizes of its arrays."""
+    """A textbook at a shape: the settings of its program, and the sizes of its arrays.
+
+    `config` is of a GEMM whose textbook is the library's, with `kind` of its element types and
+    epilogue (`gemm_cases.OTHERS`).
+    """
 
     name: str
     shape: str
     origin: str
     known: Mapping[str, int]
+    kind: str = ""
+    config: GemmConfig = field(default_factory=GemmConfig)
 
     @property
     def title(self) -> str:
         """Program and shape."""
-        return f"{self.name} {self.shape}"
+        return f"{self.name} {self.kind} {self.shape}" if self.kind else f"{self.name} {self.shape}"
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """Shape and element type as the rows of `bench.gemm_sitting` have them."""
+        own = self.config.dtype.name
+        if self.kind in ("fp8", "promoted"):
+            return self.shape, f"{own} {self.kind}"
+        return f"{self.shape} {self.kind}".strip(), own
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What of its configuration is not the usual one, for the command line."""
+        usual, found = GemmConfig(), dict[str, str]()
+        for one in fields(usual):
+            value = getattr(self.config, one.name)
+            if one.name != "tile" and value != getattr(usual, one.name):
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                found[one.name] = value.name if isinstance(value, DType) else text
+        return found
 
     @property
     def folder(self) -> str:
@@ -122,28 +153,43 @@ class Case:
     def sizes(self) -> dict[str, int]:
         """Dimensions of its arrays."""
         found = {key: size for key, size in self.known.items() if key != "causal"}
+        found |= {"one": 1} if self.config.scales else {}
         return found | ({"keys": found["rows"]} if "rows" in found else {})
 
     @property
     def space(self) -> Space:
         """What is searched."""
         if self.name == "gemm":
-            return Space(GEMM, {})
+            return Space("gemm", self.settings) if self.kind else Space(GEMM, {})
         causal = str(bool(self.known["causal"])).lower()
         return Space(ATTENTION, {"dim": str(self.known["d"]), "causal": causal})
 
-    def library(self) -> Built:
-        """The kernel that the tuned table chooses."""
-        settings = {key: str(size) for key, size in self.sizes.items()}
+    def library(self) -> tuple[list[Built], int]:
+        """What the tuned table chooses: a kernel or, where a workspace between two is faster, that
+        of so many slices and what adds them up."""
+        if self.name == "gemm" and not self.kind:
+            choice = choose_gemm(*(self.known[name] for name in "mnk"), sliced=True)
+            config = choice.config(GemmConfig())
+            if config.workspace:
+                first = build_kernel(gemm(config), choice.schedule(config))
+                second = build_kernel(combine(config), combine_schedule(config))
+                return [first, second], config.slices
+        settings = {key: str(size) for key, size in self.sizes.items()} | self.settings
         if self.name == "attention":
             settings["head_dim"] = settings.pop("d")
             settings["causal"] = str(bool(self.known["causal"])).lower()
-        return select(self.name, settings).build()
+        return [select(self.name, settings).build()], 0
 
 
 def cases(seed: int, only: Sequence[str] = ()) -> dict[str, Case]:
     """By title, those whose title begins with one of the words, if there are any."""
     found = [Case(n, shape_of(known), o, known) for n, o, known in engine_model.cases(seed)]
+    for kind, (config, shapes) in gemm_cases.OTHERS.items():
+        batch = {"batch": gemm_cases.BATCH} if config.batched else {}
+        for shape in shapes:
+            known = {**dict(zip("mnk", shape, strict=True)), **batch}
+            found.append(Case("gemm", shape_of(known), "benchmark", known, kind, config))
+    found.sort(key=lambda case: case.origin != "benchmark")  # the others, where time is left
     return {one.title: one for one in found if not only or one.title.startswith(tuple(only))}
 
 
@@ -228,18 +274,36 @@ def ablated(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
 
 
 def measured(
-    torch: Any, case: Case, built: Mapping[str, Built], right: str
+    torch: Any,
+    case: Case,
+    built: Mapping[str, Built],
+    right: str,
+    after: Built | None = None,
+    slices: int = 0,
 ) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
     """Microseconds of kernels in shuffled rounds of bursts, with the one that is `right` once more
     as a control; how far each one's result is from that one's, over its largest element; and each
-    one's relative error in places compared with float64."""
+    one's relative error in places compared with float64. `after` adds up the slices of a sum that
+    the right one leaves."""
     torch.manual_seed(0)
-    arrays = operands(torch, {"kernel": case.name, "sizes": case.known})
+    arrays = arrays_of(torch, case)
+    if after is not None:
+        m, n = (case.known[name] for name in "mn")
+        arrays["parts"] = torch.empty(slices, m, n, device="cuda")
     results: dict[str, Any] = {}
 
     def call(name: str) -> Any:
-        kernel = built[name].kernel()
-        return lambda: kernel(arrays, stream=int(torch.cuda.current_stream().cuda_stream))
+        launched = [built[name], *([after] if after is not None and name == right else [])]
+        kernels = [
+            (one.kernel(), {own.name: arrays[own.name] for own in one.interface.arrays})
+            for one in launched
+        ]
+
+        def run() -> None:
+            for kernel, own in kernels:
+                kernel(own, stream=int(torch.cuda.current_stream().cuda_stream))
+
+        return run
 
     calls = {name: call(name) for name in built}
     at, expected = exact(torch, case, arrays)
@@ -259,11 +323,22 @@ def measured(
     return {key: [1e3 * ms for ms in one["ms"]] for key, one in bursts.items()}, off, errors
 
 
+def arrays_of(torch: Any, case: Case) -> dict[str, Any]:
+    """Random operands, and room for the result."""
+    if not case.kind:
+        return operands(torch, {"kernel": case.name, "sizes": case.known})
+    m, n, k = (case.known[name] for name in "mnk")
+    found = gemm_cases.operands(torch, case.config, m, n, k, 0)
+    return {name: found[name] for name in case.config.arrays}
+
+
 def exact(torch: Any, case: Case, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
     """Drawn places of the result, and what it is there in float64."""
     if case.name == "gemm":
         at = torch.randint(case.sizes["m"], (DRAWN,), device="cuda")
-        return at, arrays["a"][at].double() @ arrays["b"].double()
+        return (..., at, slice(None)), gemm_cases.expected(
+            torch, case.config, dict(arrays), at, torch.float64
+        )
     sizes = case.sizes
     b, h, at = (
         torch.randint(sizes[x], (DRAWN,), device="cuda") for x in ("batch", "heads", "rows")
@@ -288,11 +363,12 @@ def build(out: Path, effort: str, some: Mapping[str, Case], timed: int) -> None:
         for number, found in enumerate(explored.forms(timed)):
             case.space.selected(found.point, "h200").build().write(folder / str(number))
             rows.append({"point": str(found.point), "predicted": found.microseconds})
-        library = case.library()
-        library.write(folder / TABLE.replace(" ", "_"))
-        compiler = library.resources.compiler
+        library, slices = case.library()
+        for one, name in zip(library, TABLES, strict=False):
+            one.write(folder / name)
         note = {
-            "compiler": compiler,
+            "compiler": library[0].resources.compiler,
+            "slices": slices,
             "points": rows,
             "tried": len(explored.found),
             "pruned": explored.pruned,
@@ -307,9 +383,9 @@ def rows(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
     note: dict[str, Any] = json.loads((folder / "case.json").read_text())
     names = [str(n) for n in range(len(note["points"]))]
     built = {name: Built.read(folder / name) for name in names}
-    built[TABLE] = Built.read(folder / TABLE.replace(" ", "_"))
-    note["compiler"] = built[TABLE].resources.compiler
-    samples, off, errors = measured(torch, case, built, TABLE)
+    built[TABLE] = Built.read(folder / TABLES[0])
+    after = Built.read(folder / TABLES[1]) if (folder / TABLES[1]).is_dir() else None
+    samples, off, errors = measured(torch, case, built, TABLE, after, note["slices"])
     right = all(one < FAR for one in off.values()) and all(one < WRONG for one in errors)
     seen: dict[str, Any] = {"numerics": "pass" if right else "fail", "error": f"{max(errors):.1e}"}
     yield row(case, note, samples, "0", {**seen, "points tried": note["tried"]})
@@ -339,8 +415,8 @@ def row(
     return Evidence(
         claim="engine-user",
         kernel=f"textbook {case.name}",
-        shape=case.shape,
-        dtype="bf16",
+        shape=case.types[0],
+        dtype=case.types[1],
         **kb.provenance(),
         compiler=note["compiler"],
         unit="us",

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.mined_distances import Mined, find_minima
 from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
@@ -33,8 +34,7 @@ from warploom.kernels.library import configure, entry
 from warploom.sass.decode.cubin import load
 from warploom.sass.decode.kernel import decode_all
 from warploom.sass.flow.latency import LONGEST, table_for
-from warploom.sass.flow.minima import find_minima, least, minimum_keys
-from warploom.sass.flow.mining import Mined
+from warploom.sass.flow.minima import least, minimum_keys
 
 PARTS = 5
 LIBRARY: dict[str, tuple[dict[str, str], ...]] = {

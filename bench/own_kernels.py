@@ -161,9 +161,8 @@ def scoreboards(home: Path, count: int) -> None:
     """Write `count` programs with scoreboards given out anew beside a built kernel."""
     original = parse((home / "original.cubin").read_bytes(), home.name)
     kernel = original.kernel(None).name
-    moves = frozenset(("order", "scoreboards"))
     for number in range(count):
-        base = make_base(original, kernel, AliasMode.TRITON, moves, random.Random(number))
+        base = make_base(original, kernel, random.Random(number))
         if base.steps:
             write_steps(home / f"base{number}", base.steps)
             print(f"{home.name} base {number}: {base.why}", flush=True)

@@ -1,11 +1,11 @@
-"""Claim `sass-search` with every move: orders, control fields, registers, loops.
+"""Claim `sass-search` with every move: orders, control fields, scoreboards.
 
     python -m bench.whole_set prepare --schedules DIR --data DIR     # anywhere; needs no GPU
     python -m bench.whole_set run     --data DIR --raw FILE          # needs a GPU, not Triton
     python -m bench.whole_set report  --data DIR --raw FILE          # anywhere; needs Triton
 
-`prepare` makes the bases of every kernel (renamed registers, instructions over back edges), proves
-them, and climbs from some of them under the timing model. `run` plays a tournament on each
+`prepare` makes the bases of every kernel (programs with other scoreboards), proves them, and climbs
+from some of them under the timing model. `run` plays a tournament on each
 kernel's bases, proves the winner's lineage, compares the leaders with the original (interleaved,
 reloads, A/A control, warm and flushed) and every output bit for bit. `report` writes the rows.
 """
@@ -31,7 +31,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--schedules", type=Path, help="folder of bench/timing_model.py, for prepare"
     )
-    parser.add_argument("--moves", help="make all bases by these, comma-separated")
     parser.add_argument("--raw", type=Path, help="where run writes and report reads")
     parser.add_argument("--kernels", default=",".join(play.SECONDS), help="names, comma-separated")
     parser.add_argument("--scale", type=float, default=1.0, help="times the seconds of each kernel")
@@ -50,15 +49,14 @@ def main(arguments: list[str]) -> int:
     command = shlex.join(["python", "-m", "bench.whole_set", *arguments])
     try:
         if given.step == "prepare":
-            moves = frozenset(given.moves.split(",")) if given.moves else None
-            prepare.prepare(given.schedules, given.data, kernels, given.seed, moves)
+            prepare.prepare(given.schedules, given.data, kernels, given.seed)
         elif given.step == "run":
             plan = play.Plan(given.scale, given.player, given.seed, given.model, command)
             play.run(given.data, kernels, given.raw, plan)
         else:
             from bench.whole_set_parts import report  # noqa: PLC0415  (needs Triton)
 
-            report.report(given.raw, given.out, given.moves or "")
+            report.report(given.raw, given.out)
     except WarploomError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -31,7 +31,7 @@ REFUSED = {
     "run gemm --on gpu": "compile",
     "sass show CUBIN": "sass",
     "tune CUBIN -o OUT --search ppo": "rl",
-    "optimize examples/textbook_gemm.py:kernel -o OUT --effort quick": "compile",
+    "optimize examples/textbook_gemm.py:kernel -o OUT": "compile",
     "tune examples/tuned_softmax.py -o OUT": "triton",
     "judge bench/judged/softmax.py:right --against bench/judged/problems.py:softmax": "torch",
 }

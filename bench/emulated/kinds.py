@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.kernels.backward_case import backward_case, stored
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
@@ -18,6 +19,8 @@ from warploom.codegen.compile.build import emitted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.gradients import kernel
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -31,12 +34,15 @@ Edit = Callable[[str], str]
 @dataclass(frozen=True)
 class Case:
     """A program, its emitted kernel and data; a result further than `apart` from the
-    interpreter's is wrong."""
+    interpreter's is wrong. `stored`: how the kernel has arrays in memory, where not in order;
+    `counters` are no result."""
 
     program: t.Program
     source: CudaSource
     arrays: Arrays
     apart: float = 1e-3
+    stored: Callable[[Arrays], Arrays] = dict
+    counters: tuple[str, ...] = ()
 
 
 def gemm_case(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
@@ -64,6 +70,15 @@ def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, causal: bool =
     arrays["o"] = np.full((1, 1, rows, head), np.nan)
     schedule = schedule_for(program, Policy("pingpong", plan, groups=2, depth=2))
     return Case(program, emitted(program, schedule), arrays)
+
+
+def _backward(config: BackwardConfig) -> Case:
+    """The gradients of a tile of keys."""
+    arrays, _ = backward_case(config, 200, 300, heads=config.group)
+    program, policy, _ = kernel(config, "main")
+    own = {array.name: arrays[array.name] for array in program.arrays}
+    source = emitted(program, schedule_for(program, policy))
+    return Case(program, source, own, stored=partial(stored, config), counters=("turns",))
 
 
 def _staged() -> Case:
@@ -137,6 +152,8 @@ KINDS: dict[str, Callable[[], Case]] = {
     "chained tasks": lambda: _attention(
         600, 100, 32, ROWS.with_options(overlap_next_task=True, task_rings={"q_t": 2})
     ),
+    "attention backward": lambda: _backward(BackwardConfig(causal=True, group=2)),
+    "sums in turn": lambda: _backward(BackwardConfig(head_dim=64, causal=True, deterministic=True)),
     "threads only": _threads,
 }
 

@@ -251,6 +251,4 @@ def kept(step: Step) -> Mapping[str, Any]:
         "why": step.why,
         "sha256": hashlib.sha256(step.cubin).hexdigest(),
         "cubin": base64.b64encode(zlib.compress(step.cubin, 9)).decode(),
-        "rotation": step.rotation
-        and [step.rotation.header, step.rotation.count, step.rotation.latch],
     }

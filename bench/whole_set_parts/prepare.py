@@ -28,27 +28,12 @@ BASES: Final = {
     "rmsnorm": (1, 0),
     "skinny_gemm": (1, 0),
 }
-MOVES: Final = (
-    frozenset(("rotate",)),
-    frozenset(("rename",)),
-    frozenset(("rotate", "rename")),
-    frozenset(("scoreboards",)),
-)
 CLIMB: Final = Budget(90.0, candidates=1500)
 TRIES: Final = 4
 
 
-def prepare(
-    schedules: Path,
-    folder: Path,
-    kernels: tuple[str, ...],
-    seed: int,
-    moves: frozenset[str] | None = None,
-) -> None:
-    """Write `KERNEL/` with the original, its launch, and one folder for every base.
-
-    `moves` makes all bases by these, and climbs from none; by default each kind in turn.
-    """
+def prepare(schedules: Path, folder: Path, kernels: tuple[str, ...], seed: int) -> None:
+    """Write `KERNEL/` with the original, its launch, and one folder for every base."""
     for name in kernels:
         stored = ScheduleSet.load(schedules / f"{name}.xz")
         home = folder / name
@@ -56,15 +41,14 @@ def prepare(
         head = {"kernel": stored.kernel, "launch": stored.about["launch"]}
         write_text_atomically(home / "kernel.json", json.dumps(head) + "\n")
         original = parse(stored.cubin, name)
-        wanted, climbs = BASES[name] if moves is None else (BASES[name][0], 0)
+        wanted, climbs = BASES[name]
         bases = [Base(original)]
         seen = {original.digest}
         for number in range(wanted * TRIES):
             if len(bases) > wanted:
                 break
             rng = random.Random(f"{name}/{seed}/{number}")
-            chosen = MOVES[number % len(MOVES)] if moves is None else moves
-            base = make_base(original, stored.kernel, AliasMode.TRITON, chosen, rng)
+            base = make_base(original, stored.kernel, rng)
             if base.cubin.digest in seen:
                 continue
             seen.add(base.cubin.digest)

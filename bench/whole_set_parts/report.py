@@ -25,18 +25,15 @@ BEGAN = {
 }
 
 
-def report(raw: Path, out: Path, moves: str = "") -> None:
-    """Write a row for each kernel's best and for its best that only reorders the original.
-
-    `moves` says what made the bases, where it was not every move; such runs began at nothing else.
-    """
+def report(raw: Path, out: Path) -> None:
+    """Write a row for each kernel's best and for its best that only reorders the original."""
     data = json.loads(raw.read_text())
     rows: list[Evidence] = []
     for name, found in data["kernels"].items():
         if "error" in found:
             print(f"{name}: {found['error']}")
             continue
-        rows += [_row(data, name, found, result, moves) for result in found["results"]]
+        rows += [_row(data, name, found, result) for result in found["results"]]
     write_rows(out, rows)
     best: dict[str, Evidence] = {}
     for row in rows:
@@ -54,16 +51,14 @@ def _wins(row: Evidence) -> bool:
     return bool(row.checks["clears_control"]) and row.checks["bitwise"] == "pass"
 
 
-def _row(
-    data: Mapping[str, Any], name: str, found: Mapping[str, Any], result: str, only: str
-) -> Evidence:
+def _row(data: Mapping[str, Any], name: str, found: Mapping[str, Any], result: str) -> Evidence:
     kept = found["results"][result]
-    moves = "orders and fields" if result == "orders only" else only or "every move"
+    moves = "orders and fields" if result == "orders only" else "every move"
     measured = sum(row["measured"] for row in found["rounds"])
     failed = sum(
         count for row in found["rounds"] for kind, count in row["outcomes"].items() if kind != "ok"
     )
-    began = [BEGAN[name]] if name in BEGAN and not only else []
+    began = [BEGAN[name]] if name in BEGAN else []
     return search_row(
         SUITE[name],
         f"{data['player']}, {moves}",

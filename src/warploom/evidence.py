@@ -16,8 +16,6 @@ from typing import Any
 from warploom.errors import InputError
 from warploom.files import write_text_atomically
 
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True)
 class Evidence:

@@ -11,7 +11,7 @@ from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.oracle.simulate import simulate
-from warploom.codegen.passes.lower import lower, verified
+from warploom.codegen.passes.lower import PASSES, lower, verified
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import TileType
@@ -74,6 +74,25 @@ def test_columns_are_shared_out_where_a_group_would_have_less_than_64_rows():
         place(program(columns=192), "m", 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "added", "after"),
+    [
+        ("shares", "Issue mma.4", "Share bias_t", "Run cast.6"),
+        ("meetings", "Share bias_t", "Meet add_1", "Run cast.6"),
+        ("meetings", "Issue mma.7", "Meet add_1", "Issue mma.8"),
+    ],
+)
+def test_a_pass_adds_lines_to_the_text_of_both_groups_and_changes_none(name, before, added, after):
+    seen = {}
+    lower(program(), schedule(), lambda one, block: seen.setdefault(one, block_text(block)))
+    given = list(seen.values())[list(seen).index(name) - 1]
+    found = block_text(PASSES[name](parse_block(given, program()))).splitlines()
+    new = [place for place, line in enumerate(found) if line.strip() == added]
+    around = [(found[place - 1].strip(), found[place + 1].strip()) for place in new]
+    assert around.count((before, after)) == 2
+    assert [line for line in found if line.strip() != added] == given.splitlines()
+
+
 def test_groups_meet_around_what_they_write_together_and_share_vectors():
     block = lower(program(), schedule(), verified)
     text = block_text(block)
@@ -108,7 +127,10 @@ def test_vectors_of_the_producer_have_a_ring_and_nobody_shares_them():
     assert "Wait bias" in steps and "Release bias" in steps
     assert not {step for step in steps if step.startswith("Share") or step == "Run load"}
     block = lower(program(), schedule(vectors=True))
-    assert block.ring("bias").copied_bytes == 64 * 4 and block.placement.spread == frozenset()
+    assert (
+        block.copied_bytes(block.ring("bias"), "") == 64 * 4
+        and block.placement.spread == frozenset()
+    )
     assert "into bias" in block_text(block).split("role compute0")[0].split("role load")[1]
 
 

@@ -16,10 +16,10 @@ from warploom.autosched.solve import Search, solve_kernel
 from warploom.codegen.compile.probe import probe, readings
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.block import Pipeline
+from warploom.codegen.ir.copies import expandable, extra_tiles
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
-from warploom.codegen.passes.copies import expandable, extra_tiles
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.program import AttentionConfig, attention

@@ -7,10 +7,10 @@ from textwrap import dedent, indent
 import pytest
 from tests.codegen.tiny_program import tiny_case, tiny_program
 
+from warploom.codegen.ir.copies import extra_tiles, names_at, rename, unroll_of
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.text import block_text, parse_block
-from warploom.codegen.passes.copies import extra_tiles, names_at, rename, unroll_of
-from warploom.codegen.passes.localise import localise
+from warploom.codegen.oracle.localise import localise
 from warploom.codegen.passes.lower import PASSES, START, lower
 from warploom.errors import InputError
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from warploom import tile as t
+from warploom import toolchain
 from warploom.autosched.named import groups
 from warploom.autosched.plans import choices, plans, registers, variations
 from warploom.autosched.points import Point
@@ -32,7 +33,7 @@ from warploom.engine.outcome import bound_of, told, tried
 from warploom.engine.points import Space, described, orders
 from warploom.engine.search import NEAR, _limited, _Search, search
 from warploom.engine.store import PointStore, Row
-from warploom.errors import CheckFailed, InputError
+from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
@@ -180,6 +181,16 @@ def test_what_spills_is_tried_in_fewer_groups() -> None:
     first = next(candidates.first())
     candidates.note(Found(first, Row(refused="spills 8 B of registers")), Explored())
     assert [*candidates.open] == [first.having("groups=1")]
+
+
+def test_the_order_of_a_solver_is_not_solved_again_with_fewer_groups(monkeypatch) -> None:
+    """It chooses the groups itself, and a search would wait for it, its seconds over or not."""
+    space = Space(FILE, {"rows_of_a_tile": "128", "keys_of_a_tile": "64", "dim": "64"})
+    candidates = Candidates(space, SIZES, "h200")
+    solved = replace(next(candidates.first()), order="solve")
+    monkeypatch.setattr(Space, "selected", lambda self, point, gpu: pytest.fail(f"solves {point}"))
+    candidates.note(Found(solved, Row(refused="spills 8 B of registers")), Explored())
+    assert not candidates.open
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -743,6 +754,17 @@ def test_a_worker_that_dies_costs_its_point(store, monkeypatch) -> None:
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
 
 
+def test_without_a_compiler_a_search_refuses_before_it_tries_anything(store, monkeypatch) -> None:
+    def missing(name: str) -> None:
+        raise ToolMissing(f"no {name} here")
+
+    monkeypatch.setattr(toolchain, "find", missing)
+    monkeypatch.setattr(_Search, "_submit", lambda self, point: pytest.fail(f"{point} is tried"))
+    with pytest.raises(ToolMissing, match="no nvcc here"):
+        search(Space(FILE, SMALL), FEW, "h200", store)
+    assert not list(store)
+
+
 @pytest.mark.parametrize("deadly_one", range(3))
 def test_of_several_that_ran_when_a_worker_died_none_is_blamed_unheard(
     store, monkeypatch, deadly_one
@@ -813,6 +835,21 @@ def test_of_points_that_tie_the_plainest_comes_first() -> None:
     hidden = found(100.2, 3, 3, "lcsf", alone=60.0)
     assert Explored([waits, in_flight, hidden]).useful == [hidden, in_flight, waits]
     assert hidden.goal < waits.goal < in_flight.goal
+    # Who is free takes the next task, before more room: no SM gets the same share of that rate.
+    shared = found(100.2, 3, 0, "lcsf", alone=80.0)
+    shared = replace(shared, point=replace(shared.point, plan=("balance=dynamic",)))
+    assert Explored([hidden, shared, waits]).useful == [shared, hidden, waits]
+
+
+def test_tasks_that_wait_for_memory_are_tried_shared_out_as_blocks_are_free() -> None:
+    """Though they are equally long: `batched_gemm` took 70 us in place of 77."""
+    plain, shared = ("raster=8",), ("balance=dynamic", "raster=8")
+    for alone, offered in ((60.0, True), (100.0, False)):
+        candidates = Candidates(Space(GEMM, FEW_SIZES), PRODUCT, "h200")
+        point = Point((), (), "inflight", plain)
+        found = Found(point, Row(100.0, told={"alone": alone}))
+        candidates.note(found, Explored([found]))
+        assert (replace(point, plan=shared) in candidates.open) == offered
 
 
 def test_what_was_measured_tells_of_points_near_to_it(space) -> None:

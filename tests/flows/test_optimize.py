@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -398,3 +399,16 @@ def test_what_may_be_faster_is_measured_one_by_one(monkeypatch) -> None:
     found = [*choosing._likely(known, explored, settings, print)]
     assert asked == [str(spoilt), str(near)] and str(far) not in asked
     assert [one.trial.name for one in found] == [str(near)]
+
+
+def test_a_program_that_is_wrong_is_not_searched(tmp_path, monkeypatch) -> None:
+    """A formula that its author's program does not compute: told at once, not after the search."""
+    text = Path("examples/programs/batched_gemm.py").read_text()
+    formula = 'np.asarray(arrays["a"], np.float64)'
+    assert formula in text
+    file = tmp_path / "wrong.py"
+    file.write_text(text.replace(formula, f"2 * {formula}"))
+    monkeypatch.setattr(choosing, "search", lambda *_: pytest.fail("it is searched"))
+    settings = OptimizeSettings(f"{file}:kernel")
+    with pytest.raises(CheckFailed, match="more than rounding explains"):
+        choosing.choose(settings, False, lambda _: None)

@@ -119,12 +119,12 @@ def test_a_folder_that_is_not_the_kernels_own_is_left_as_it_is(small: Path, tmp_
 
 
 def test_another_program_is_not_gone_on_from_as_an_order(tmp_path: Path) -> None:
-    """The best of `--moves rename` is no reordering of the original; as a program it goes on."""
+    """The best of `--moves scoreboards` reorders another program than the original, and goes on."""
     cubin = ROOT / "build" / "corpus" / "triton_rmsnorm_2x4096_w8_s2_sm90.cubin"
     target = read_target(str(cubin), None, None)
-    moves = frozenset(("order", "rename"))
+    moves = frozenset(("order", "scoreboards"))
     settings = TuneSettings("greedy", "model", 2.0, candidates=2, moves=moves)
-    base = make_base(target.cubin, target.kernel, settings.mode, moves, random.Random(0))
+    base = make_base(target.cubin, target.kernel, random.Random(0))
     state = Game(base.cubin, target.kernel).current()
     keeper = Keeper(target, settings, tmp_path)
     keeper.begin()
@@ -135,7 +135,7 @@ def test_another_program_is_not_gone_on_from_as_an_order(tmp_path: Path) -> None
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     again = Keeper(target, settings, tmp_path).resumed_base()
     assert again is not None and again.cubin.data == state.cubin
-    assert [step.kind for step in again.steps] == ["registers", "order"]
+    assert [step.kind for step in again.steps] == ["scoreboards", "order"]
     (tmp_path / "lineage" / "lineage.json").unlink()
     with pytest.raises(InputError, match="the earlier search's best is not proved"):
         Keeper(target, settings, tmp_path).resumed_base()

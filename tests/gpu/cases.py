@@ -21,18 +21,21 @@ from tests.codegen.random_program import random_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
+from tests.kernels.backward_case import backward_case, stored
 
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.gradients import kernel as gradient_kernel
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.kernels.tuned.variant import Variant
-from warploom.tile import Program, interpret
+from warploom.tile import FP16, Program, interpret
 
 Values = dict[str, NDArray[Any]]
 
@@ -131,6 +134,37 @@ def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings:
         arrays["q"][..., 0] = config.head_dim**0.5
         arrays["k"][..., 0] = np.linspace(0, rising, dims["keys"])
     return Case(program, choice.schedule(config), arrays, allow=choice.allow, family="attention")
+
+
+@dataclass(frozen=True)
+class Gradients(Case):
+    """A kernel of attention's gradients. `arrays` are in order; what the kernels leave one another
+    lies in memory as registers hold it."""
+
+    config: BackwardConfig = field(default_factory=BackwardConfig)
+
+    def errors(self) -> dict[str, float]:
+        """The same; counters of turns are no result."""
+        want = stored(self.config, interpret(self.program, self.arrays))
+        got = run_on_gpu(self.program, self.built(), stored(self.config, dict(self.arrays)))
+        return {name: distance(got[name], want[name]) for name in want if name != "turns"}
+
+
+def gradients(part: str, rows: int, keys: int, heads: int = 2, **settings: Any) -> Case:
+    """One of the kernels of a backward pass, as it is chosen for so many rows and keys."""
+    config = fitted(BackwardConfig(**settings), rows, keys)
+    program, policy, allow = gradient_kernel(config, part)
+    values, want = backward_case(config, rows, keys, batch=2, heads=heads)
+    values |= {"o": want["o"], "lse": want["lse"], "dq": np.full_like(want["dq"], np.nan)}
+    if part == "prepare":
+        values |= {x: np.full_like(values[x], np.nan) for x in ("base", "delta")}
+    if part == "finish":
+        values["dq_sum"] = np.random.default_rng(0).standard_normal(values["dq_sum"].shape)
+    arrays: Values = {array.name: values[array.name] for array in program.arrays}
+    schedule = schedule_for(program, policy)
+    return Gradients(
+        program, schedule, arrays, allow=allow, family="attention backward", config=config
+    )
 
 
 def simt_case(name: str) -> Case:
@@ -250,11 +284,28 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-over": lambda: attention("128x80-cooperative-split", rows="300", keys="300",
                                         head_dim="256"),
-    "attention-clusters": lambda: attention("128x80-split-cluster2", rows="300", keys="300",
-                                            head_dim="256", causal="true"),
     # More tasks than SMs: a block starts the next one's first matmul before its stores.
     "attention-overlap": lambda: attention("128x128-dynamic16-overlap", rows="300", keys="300",
                                          head_dim="64", causal="true", batch="8", heads="8"),
+    **{
+        f"backward-{part}": lambda part=part: gradients(part, 200, 300, causal=True)
+        for part in ("prepare", "main", "finish")
+    },
+    "backward-full": lambda: gradients("main", 200, 300),
+    "backward-grouped": lambda: gradients("main", 300, 300, heads=4, causal=True, group=2),
+    "backward-window": lambda: gradients("main", 400, 400, causal=True, window=100),
+    "backward-64": lambda: gradients("main", 300, 300, head_dim=64, causal=True),
+    "backward-fp16": lambda: gradients("main", 200, 300, head_dim=64, dtype=FP16),
+    "backward-96": lambda: gradients("main", 300, 300, head_dim=96, causal=True),
+    "backward-96-finish": lambda: gradients("finish", 300, 300, head_dim=96, causal=True),
+    "backward-in-turn": lambda: gradients("main", 600, 600, causal=True, deterministic=True),
+    "backward-dq-alone": lambda: gradients("queries", 300, 300, deterministic=True),
+    **{
+        f"backward-256-{part}": lambda part=part: gradients(
+            part, 200, 300, head_dim=256, causal=True
+        )
+        for part in ("values", "keys", "queries")
+    },
     "axes-wgmma": lambda: axes("sm_90a"),
     "axes-mma": lambda: axes("sm_90"),
     "narrow-wgmma": lambda: narrow("sm_90a"),

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 torch_op = pytest.importorskip("warploom.integrations.torch_op")
+torch_signatures = pytest.importorskip("warploom.integrations.torch_signatures")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -129,6 +130,54 @@ def test_the_gradient_of_the_sums_of_exponentials():
     torch.logsumexp(scores, -1).sum().backward()
     assert close(q.grad, wide[0].grad) and close(k.grad, wide[1].grad)
     assert not bool(v.grad.any())
+
+
+def test_flash_attention_in_heads_that_lie_behind_rows():
+    qkv = matrix(2, 333, 3, 4, 128).requires_grad_()
+    grad = matrix(2, 333, 4, 128)
+
+    def found():
+        out = torch_signatures.flash_attn_qkvpacked_func(qkv, causal=True, deterministic=True)
+        return out, torch.autograd.grad(out, qkv, grad)[0]
+
+    (out, first), (_, again) = found(), found()
+    wide = qkv.detach().double().requires_grad_()
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in wide.unbind(2)), is_causal=True
+    ).transpose(1, 2)
+    want.backward(grad.double())
+    assert out.stride() == (333 * 512, 512, 128, 1)
+    assert close(out, want) and close(first, wide.grad, 6e-3) and torch.equal(first, again)
+
+
+def test_gradients_are_the_same_where_activations_are_made_again():
+    q, k, v = (matrix(2, 2, 300, 64).requires_grad_() for _ in range(3))
+    grad = matrix(*q.shape)
+
+    def layer(q, k, v):
+        return torch_op.attention(q, k, v, causal=True, deterministic=True)
+
+    again = torch.utils.checkpoint.checkpoint(layer, q, k, v, use_reentrant=False)
+    found = torch.autograd.grad(again, (q, k, v), grad)
+    want = torch.autograd.grad(layer(q, k, v), (q, k, v), grad)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_a_step_is_captured_in_a_graph():
+    q, k, v = (matrix(1, 2, 300, 128).requires_grad_() for _ in range(3))
+    grad = matrix(*q.shape)
+
+    def step():
+        out = torch_op.attention(q, k, v, causal=True, deterministic=True)
+        return torch.autograd.grad(out, (q, k, v), grad)
+
+    want = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for _ in range(2):
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
 def test_gradients_of_attention_in_a_whole_graph():

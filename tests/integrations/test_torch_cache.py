@@ -65,7 +65,7 @@ def test_the_kernel_gets_every_array_of_its_program(monkeypatch, pairs):
     caches = {f"{x}_cache": meta(20, 16, 2, 64, dtype=torch.float8_e4m3fn) for x in "kv"}
     arguments = given(**caches, **FACTORS, block_table=table, rotary_interleaved=pairs)
     tensors = [arguments.get(name) for name in torch_cache.TENSORS]
-    torch_cache._run(*tensors[:9], pairs, *tensors[9:])
+    torch_cache.RUN(*tensors[:9], pairs, *tensors[9:])
     ((config, arrays),) = calls
     style = "pairs" if pairs else "halves"
     assert config == AppendConfig(

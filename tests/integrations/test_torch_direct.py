@@ -113,8 +113,7 @@ def test_what_listens_sees_the_operator(dispatched):
     torch.func.vjp(lambda y: y * 2, x)
     op(x)
     assert len(dispatched) == 4
-    with pytest.raises(RuntimeError):
-        torch.func.grad(lambda y: op(y).sum())(x)
+    torch.func.vmap(op)(x)
     assert len(dispatched) == 5
 
 
@@ -146,3 +145,19 @@ def test_what_is_written_in_place_counts_its_versions(dispatched):
     with torch.inference_mode():
         op(torch.ones(4), torch.zeros(4))
     assert not dispatched
+
+
+def test_derivatives_that_torch_would_lose_are_refused(dispatched):
+    op, x, w = made("transformed", []), torch.randn(4), torch.randn(4)
+    with pytest.raises(NotImplementedError, match="transformed under torch"):
+        torch.func.grad(lambda x: op(x).sum())(x)
+    with pytest.raises(NotImplementedError, match="transformed under torch"):
+        torch.func.jvp(op, (x,), (w,))
+    with pytest.raises(NotImplementedError, match="transformed under torch"):
+        torch.func.grad(lambda x: torch.func.vmap(op)(x).sum())(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, w)
+        with pytest.raises(NotImplementedError, match="or in forward mode"):
+            op(w, bias=dual)
+        assert torch.equal(op(x), x)  # has no tangent
+    assert torch.equal(torch.func.grad(lambda x: (x * op(w)).sum())(x), w)  # not by x

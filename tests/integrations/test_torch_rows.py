@@ -168,7 +168,7 @@ def test_rotary_in_place(interpreted, pairs):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_loss_of_a_product_and_its_gradients(interpreted, monkeypatch, reduction):
-    def product(result, a, b, bias=None, residual=None):
+    def product(result, a, b, residual=None):
         result.copy_(a @ b + (0 if residual is None else residual))
 
     monkeypatch.setattr(loss, "gemm_into", product)

@@ -65,14 +65,26 @@ def from_fragments(sums: NDArray[Any]) -> NDArray[Any]:
     return parts.transpose(axes).reshape(sums.shape)
 
 
-def vectors_in_fragments(config: BackwardConfig, values: Values) -> Values:
-    """The arrays as emitted code takes them: of 16 rows, those of a thread of a quad together."""
+def in_fragments(sums: NDArray[Any]) -> NDArray[Any]:
+    """What `from_fragments` puts in order."""
+    *lead, rows, cols = sums.shape
+    parts = sums.reshape(*lead, rows // 64, 4, 2, 8, cols // 8, 4, 2)
+    n = len(lead)
+    axes = [*range(n), *(n + k for k in (0, 4, 1, 3, 5, 2, 6))]
+    return np.ascontiguousarray(parts.transpose(axes)).reshape(sums.shape)
+
+
+def stored(config: BackwardConfig, values: Values) -> Values:
+    """The arrays as emitted code has them in memory: sums as registers hold them, and of 16 rows of
+    a vector those of a thread of a quad together."""
     if not config.fragments:
         return values
     found = dict(values)
-    for name in ("base", "delta"):
+    for name in {"base", "delta"} & values.keys():
         parts = values[name].reshape(*values[name].shape[:-1], -1, 2, 4, 2)
         found[name] = np.ascontiguousarray(parts.swapaxes(-3, -2)).reshape(values[name].shape)
+    if "dq_sum" in values:
+        found["dq_sum"] = in_fragments(values["dq_sum"])
     return found
 
 

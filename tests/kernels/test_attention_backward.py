@@ -12,8 +12,8 @@ from tests.kernels.backward_case import (
     backward_case,
     from_fragments,
     gradients,
+    stored,
     summed,
-    vectors_in_fragments,
 )
 from tests.lowering import lowered
 
@@ -130,6 +130,11 @@ def test_what_comes_before_and_after_the_matmuls():
     values |= {"base": got["base"], "delta": got["delta"]}
     sums["dq_sum"] = t.interpret(backward(config), values)["dq_sum"]
     assert close(t.interpret(finish(config), sums)["dq"], want["dq"])
+
+
+@pytest.mark.parametrize("name", ["causal", "wide"])
+def test_kernels_without_a_matmul_do_not_spill(name):
+    config = CASES[name][0]
     for program in (prepare(config), finish(config)):
         assert build(program, simt(program)).resources.spill_bytes == 0
 
@@ -147,7 +152,7 @@ def test_the_emitted_code_gives_the_gradients(kernels, number):
     library, made, sources = kernels
     program, _, values, want, config = made[number]
     for seed in range(2 if config.deterministic else 1):  # turns depend on who comes first
-        given = vectors_in_fragments(config, values)
+        given = stored(config, values)
         got = emulate.run(library, number, sources[number], program, given, seed=seed)
         assert emitted_right(config, got, want)
 
@@ -169,7 +174,7 @@ FAULTS = {
 def test_what_is_left_out_is_noticed(kernels, fault):
     _, made, sources = kernels
     program, _, values, want, config = made[0]
-    values = vectors_in_fragments(config, values)
+    values = stored(config, values)
     body = sources[0].text.index('extern "C"')
     pattern, (which, turns) = FAULTS[fault]
     number = count()
@@ -264,7 +269,7 @@ def test_vectors_are_left_in_fragments(rows):
     arrays |= {x: np.full_like(values[x], np.nan) for x in ("base", "delta", "dq_sum")}
     library = emulate.compile_all([source], None)
     got = emulate.run(library, 0, source, program, arrays)
-    expected = vectors_in_fragments(config, t.interpret(program, arrays))
+    expected = stored(config, t.interpret(program, arrays))
     for name in ("base", "delta"):
         assert np.abs(got[name] - expected[name]).max() < 1e-3
 

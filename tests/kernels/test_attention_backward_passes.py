@@ -11,6 +11,7 @@ from tests.lowering import lowered
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
 from warploom.errors import InputError
+from warploom.kernels.attention.backward import backward_policy
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
@@ -77,3 +78,11 @@ def test_short_sequences_without_a_causal_mask_have_no_turns():
     assert fitted(replace(causal, deterministic=False), 4096, 4100) == replace(
         causal, deterministic=False, paired=True
     )
+
+
+@pytest.mark.parametrize(("rows", "band"), [(300, 32), (4096, 8), (5000, 4), (40000, 0)])
+def test_bands_of_grouped_heads_have_so_many_rows(rows, band):
+    grouped = BackwardConfig(causal=True, group=4)
+    assert fitted(grouped, rows, rows).band == band
+    assert fitted(replace(grouped, deterministic=True), rows, rows).band == 0
+    assert backward_policy(fitted(grouped, rows, rows)).launch.supergroup == band

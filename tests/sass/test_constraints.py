@@ -19,8 +19,8 @@ from warploom.sass.decode.operand_slots import slot_words
 from warploom.sass.decode.resources import Access
 from warploom.sass.flow.aliasing import AliasMode, is_sync, memory_accesses, must_keep_order
 from warploom.sass.flow.dependence import Dependence, Hazard
+from warploom.sass.flow.distances import BETWEEN_SYNCS, key_of
 from warploom.sass.flow.latency import LONGEST, LatencyTable, table_for
-from warploom.sass.flow.mining import BETWEEN_SYNCS, key_of
 from warploom.sass.flow.scoreboard import counting_waits
 from warploom.sass.rules import boundaries
 from warploom.sass.rules.boundaries import across_blocks, pairs_across

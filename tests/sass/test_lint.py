@@ -16,8 +16,8 @@ from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel, decode,
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.decode.resources import PREDICATE_BASE, UNIFORM_BASE, Access
 from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.distances import exclusive
 from warploom.sass.flow.inflight import group_registers, is_asynchronous, touched_registers
-from warploom.sass.flow.mining import exclusive
 from warploom.sass.flow.outstanding import Unsettled, conflicts
 from warploom.sass.rules.lint import ERROR, RULES, LintFinding, lint
 

@@ -18,9 +18,9 @@ from warploom.sass.decode.opcodes import UNKNOWN, Order, Pipe
 from warploom.sass.decode.operand_slots import SLOT_NAMES, slot_words
 from warploom.sass.decode.resources import Access, resource_name
 from warploom.sass.flow.dependence import Dependence, Hazard
+from warploom.sass.flow.distances import exclusive, key_of
 from warploom.sass.flow.latency import table_for
 from warploom.sass.flow.minima import least
-from warploom.sass.flow.mining import exclusive, key_of
 from warploom.sass.flow.paths import Place, following
 from warploom.sass.flow.scoreboard import protected_sources, waited_scoreboards
 from warploom.sass.rules.lint import lint

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.mined_distances import ENOUGH_AT, Mined, find_minima
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.distances import exclusive, key_of, stays_exclusive
 from warploom.sass.flow.latency import table_for
-from warploom.sass.flow.minima import ENOUGH_AT, find_minima, least, minimum_keys
-from warploom.sass.flow.mining import Mined, exclusive, key_of, stays_exclusive
+from warploom.sass.flow.minima import least, minimum_keys
 from warploom.sass.rules.lint import lint
 
 DATA = Path(__file__).parent / "data" / "own"

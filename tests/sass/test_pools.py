@@ -1,4 +1,4 @@
-"""Registers that `setmaxnreg` gave back: not to be touched, renamed into or moved towards."""
+"""Registers that `setmaxnreg` gave back: not to be touched or moved towards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Instruction, Kernel, decode
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.flow.pools import REALLOCATES, registers_at
-from warploom.sass.rewrites.renaming.verify import verify_renaming
 from warploom.sass.rules.constraints import derive
 from warploom.sass.rules.lint import lint
 
@@ -49,7 +48,7 @@ def test_every_instruction_stays_inside_its_pool(own: tuple[Cubin, Kernel]) -> N
     assert not [one for one in lint(kernel) if one.rule == "REGISTER_POOL"]
 
 
-def test_a_renaming_out_of_the_pool_is_refused(own: tuple[Cubin, Kernel]) -> None:
+def test_a_register_out_of_the_pool_is_found(own: tuple[Cubin, Kernel]) -> None:
     """The kernel uses the register, but not in the warps that gave it back."""
     cubin, kernel = own
     highest = max(
@@ -62,11 +61,10 @@ def test_a_renaming_out_of_the_pool_is_refused(own: tuple[Cubin, Kernel]) -> Non
     for item in producers(kernel)[:4]:
         words = list(kernel.code.words)
         words[item.index] = (item.low & ~(0xFF << 16) | highest << 16, item.high)
-        renamed = cubin.replace(kernel.code, words)
-        finding = [one for one in lint(decode(renamed)) if one.rule == "REGISTER_POOL"]
+        other = cubin.replace(kernel.code, words)
+        finding = [one for one in lint(decode(other)) if one.rule == "REGISTER_POOL"]
         assert finding and finding[0].offset == item.offset
         assert f"R{highest}" in finding[0].registers
-        assert verify_renaming(cubin, renamed, kernel.name)
         found += 1
     assert found
 

@@ -10,26 +10,28 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from warploom.errors import InputError
 from warploom.sass.decode.control import NO_SCOREBOARD, Control
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.flow.aliasing import AliasMode, is_sync
 from warploom.sass.flow.scoreboard import takes_no_wait
-from warploom.sass.rewrites.scoreboards.renumber import Renumberer
-from warploom.sass.rewrites.scoreboards.verify import (
+from warploom.sass.rules.verify import Verifier
+from warploom.sass.scoreboards.renumber import Renumberer
+from warploom.sass.scoreboards.verify import (
     events,
     lates,
     named_scoreboards,
     number_of,
     verify_scoreboards,
 )
-from warploom.sass.rules.verify import Verifier
-from warploom.search.lineage import Base, make_base, prove
+from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps
 
 NAMES = (
     "triton_layernorm_1x4096_w8_s1_sm90",
@@ -179,16 +181,24 @@ def test_whatever_the_maker_makes_is_proved(makers: dict[str, Renumberer], seed:
     assert found is None or rules(maker, found[0]) == set()
 
 
-def test_a_base_with_other_scoreboards_has_a_lineage(makers: dict[str, Renumberer]) -> None:
+def test_a_base_with_other_scoreboards_has_a_lineage(
+    makers: dict[str, Renumberer], tmp_path: Path
+) -> None:
     maker = makers[NAMES[0]]
-    moves = frozenset(("order", "scoreboards"))
-    bases = [
-        make_base(maker.original, maker.name, AliasMode.TRITON, moves, random.Random(seed))
-        for seed in range(2)
-    ]
+    bases = [make_base(maker.original, maker.name, random.Random(seed)) for seed in range(2)]
     base = next((one for one in bases if one.steps), Base(maker.original))
     assert [step.kind for step in base.steps] == ["scoreboards"]
-    assert prove(maker.original, maker.name, base.steps, AliasMode.TRITON) == []
+    write_steps(tmp_path, base.steps)
+    steps = read_steps(tmp_path)
+    assert steps == base.steps
+    assert prove(maker.original, maker.name, steps, AliasMode.TRITON) == []
+    # A step of another kind, or of one that nobody knows, is no proof.
+    for kind in ("order", "rotation"):
+        wrong = Step(kind, base.cubin.data, "planted")
+        assert prove(maker.original, maker.name, (wrong,), AliasMode.TRITON)
+    (tmp_path / "lineage.json").write_text("[{}]")
+    with pytest.raises(InputError, match="no lineage"):
+        read_steps(tmp_path)
 
 
 def test_an_increment_shows_one_cycle_after_its_issue(makers: dict[str, Renumberer]) -> None:

@@ -17,8 +17,8 @@ from warploom.sass.decode.control import MAX_STALL_STAYING
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.decode.words import instruction_words
+from warploom.sass.flow.distances import issue_times
 from warploom.sass.flow.loops import natural_loops
-from warploom.sass.flow.mining import issue_times
 from warploom.sass.flow.paths import block_edges
 from warploom.sass.rules.verify import Verifier
 from warploom.sass.show.explain import explain

@@ -5,7 +5,7 @@ and their groups disturb each other differently. `perf.replay` sees both. So the
 are compiled, replayed without a GPU, and the fastest is taken:
 
     both ends of the costs   high (with slack for a slower machine) and nominal
-    copies                   tiles with two names (`passes.copies`), if the program has such
+    copies                   tiles with two names (`ir.copies`), if the program has such
     shallow rings            two slots each, for the winner: kept if nothing is lost
 
 An answer that compiles only with a serialised wgmma or a spill is dropped. The cache keeps the

@@ -24,10 +24,10 @@ from warploom.autosched.depths import deepen
 from warploom.autosched.named import REGISTERS, groups
 from warploom.autosched.releases import releases
 from warploom.codegen.analysis.shared_layout import shared_layout
+from warploom.codegen.ir.copies import expandable
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
-from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
@@ -55,7 +55,7 @@ class Search:
 
     A schedule for the high end of every cost is legal for all lower values, so it has slack where
     the machine is slower than its table. If there is none, `solve_kernel` tries the nominal costs.
-    `expand` tries two copies of tiles (`passes.copies`), which cost registers, where the interval
+    `expand` tries two copies of tiles (`ir.copies`), which cost registers, where the interval
     is longer than the units need. `replayed` compiles several answers and takes the one whose
     machine code replays fastest (`autosched.chosen`).
     """

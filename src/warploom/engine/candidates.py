@@ -20,7 +20,7 @@ import numpy as np
 from warploom.autosched.plans import GRID, fits, growing_axis, ordered, plans, values, variations
 from warploom.autosched.points import Point
 from warploom.engine.estimate import NOISE, Estimate
-from warploom.engine.explored import TIE, Explored, Found
+from warploom.engine.explored import SHARED_OUT, TIE, Explored, Found
 from warploom.engine.outcome import bounds_of, crowded
 from warploom.engine.points import Space, orders
 from warploom.errors import WarploomError
@@ -34,6 +34,7 @@ WIDE = 1.5  # times the least ideal: open sizes beyond are none
 NEAR = 1.1  # times the best: what is slower gets no other plans or options
 BOLD, HOPE = 1.0, 2.0  # standard deviations below what is likely: to compare points, to give one up
 AHEAD = ("overlapped", "pingpong")  # orders that begin an iteration ahead, as overlapping tasks do
+SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Sizes = tuple[tuple[str, str], ...]  # a choice of the open sizes
 
 
@@ -74,7 +75,7 @@ class Candidates:
         """A point was tried: what follows of others, and which ones are near to it."""
         self.taken.add(found.point)
         self.estimate.add(found.point, None if found.row.predicted is None else found.goal)
-        if found.row.predicted is None and "registers" in found.row.refused:
+        if "registers" in found.row.refused and found.point.order != SOLVED:
             for point in self._roomy(found.point):
                 self._offer(point)
         for one in islice(explored.fastest(_form), VARIED):
@@ -159,6 +160,10 @@ class Candidates:
         program = self.space.rewritten(one.point)
         for words in variations(program, one.point.plan):
             self._offer(replace(one.point, plan=words))
+        shared = ordered((*one.point.plan, SHARED_OUT))
+        open_ = "dynamic" in values(program, "balance") and "balance" not in one.point.options
+        if one.waits_for_memory and open_ and fits(shared):
+            self._offer(replace(one.point, plan=shared), one.goal)
         if "replay" in (one.row.told or {}):
             for time, point in self.ranked_plans(one):
                 self._offer(point, time)

@@ -35,7 +35,7 @@ from warploom import toolchain
 from warploom.autosched.plans import LEFT_TO_SOLVER
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
-from warploom.engine.candidates import Candidates, Sizes
+from warploom.engine.candidates import SOLVED, Candidates, Sizes
 from warploom.engine.explored import Explored, Found
 from warploom.engine.outcome import Outcome, elsewhere, tried
 from warploom.engine.points import Space
@@ -44,17 +44,17 @@ from warploom.errors import ToolMissing, WarploomError
 from warploom.perf.launch_time import MODEL, Launch
 from warploom.perf.replay import Replay
 
-SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
+# Of a search, by effort; of three and twenty minutes the rest is for what `optimize` does after it.
+SECONDS = {"quick": 15.0, "normal": 165.0, "thorough": 1185.0}
 KNOWN = {"quick": 2, "normal": 8, "thorough": 16}  # points of other array sizes that are tried
 SOLVED_OF = {"quick": 0, "normal": 1, "thorough": 2}  # forms that get the solver's order
 FIRST = 8  # sizes that are tried where the author's are of no use
 LOOK, SOLVING = 0.1, 0.2  # of the seconds: for the bounds of open sizes, and for the solver
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 NEAR = 1.25  # times the best at other sizes
-SEARCH = 1  # version of what is tried next: what another one found is searched again
+SEARCH = 2  # version of what is tried next: what another one found is searched again
 ROUNDING = 1e-6  # of a prediction that is made again
 EFFORTS = tuple(SECONDS)
-SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Say = Callable[[str], None]
 Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
 
@@ -71,6 +71,7 @@ def search(
     """Explore a space for array sizes on a GPU, as long as the effort allows.
 
     `evaluate` gives the outcome of a point in a worker process (`tried`, unless another is given).
+    Raises `ToolMissing` where there is no compiler for the points that are to be tried.
     """
     made = _Search(space, sizes, gpu, store, effort, say)
     made.evaluate = evaluate or tried
@@ -97,7 +98,7 @@ class _Search:
         self.told = float("inf")
         self.compiler = compiler()
         self.evaluate: Evaluate = tried
-        self.workers = os.cpu_count() or 1
+        self.workers = _processors()
         self.pool: ProcessPoolExecutor | None = None
         self.programs: dict[Sizes, str] = {}
 
@@ -105,6 +106,8 @@ class _Search:
         """What an earlier search with as much effort found here, or else all stages."""
         if self._told_before():
             return self.explored
+        if self.evaluate is tried:
+            toolchain.find("nvcc")
         try:
             self._try(self._elsewhere(KNOWN[self.effort]))
             self._try(islice(self.candidates.first(), 1))
@@ -350,6 +353,13 @@ class _Search:
         if settings not in self.programs:
             self.programs[settings] = program_key(str(self.space.textbook(settings)))
         return self.programs[settings], self._machine, self.compiler
+
+
+def _processors() -> int:
+    """Processors that this process may use: a container or `taskset` may leave it fewer than the
+    machine has."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def compiler() -> str:

@@ -6,8 +6,10 @@ Schedules come one at a time, because solving one takes seconds that may not be 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
@@ -22,6 +24,7 @@ from warploom.files import cache_folder
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
+from warploom.kernels.check import checked
 from warploom.kernels.select import DEFAULT, check_sizes, full_sizes, select
 from warploom.perf.gates import Rates
 from warploom.perf.launch_time import Launch, why_slower
@@ -96,9 +99,11 @@ def _searched(
     and all points."""
     space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
-    store = PointStore(cache_folder() / POINTS)
-    explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
-    store.close()
+    textbook = space.config(Point(next(iter(space.sizes()))))
+    # A program that is wrong as it was written says so now, and not after the search.
+    checked(settings.name, textbook, check_sizes(settings.name, settings.settings)).require()
+    with closing(PointStore(cache_folder() / POINTS)) as store:
+        explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
     say(str(explored))
     usable: list[Usable] = []
     trials: list[Trial] = []

@@ -17,7 +17,6 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
 from warploom.engine.explored import TIE
 from warploom.errors import WarploomError
-from warploom.flows.optimize_measure import useful_flops
 from warploom.flows.optimized import Optimized, Rival
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import full_sizes
@@ -114,7 +113,7 @@ class Facts:
         """Operations of the matmuls: those asked for, or those that a user's loops do."""
         settings = self.result.settings
         config, _ = configure(settings.name, settings.settings)
-        if asked := useful_flops(settings.name, config, self.sizes):
+        if asked := entry(settings.name).flops(config, self.sizes):
             return asked
         if self.replay is None:
             return 0.0

@@ -152,7 +152,7 @@ def measure(
         {dim: sizes[dim] for dim in program.dims},
         micros,
         control,
-        useful_flops(name, config, sizes),
+        entry(name).flops(config, sizes),
         counted,
     )
 
@@ -204,15 +204,3 @@ def counted_cycles(
         words = [int(x) for x in np.frombuffer(data, np.uint64)[: WORDS * len(loops)]]
         series.append({reading.loop: reading for reading in readings(loops, words)})
     return series[WARM:]
-
-
-def useful_flops(name: str, config: Any, sizes: Mapping[str, int]) -> float:
-    """Of the library's GEMM, and of its attention without a window: the work asked for, without
-    padding; 0 for others."""
-    if name == "gemm":
-        batch = sizes["batch"] if config.batched else 1
-        return 2.0 * batch * sizes["m"] * sizes["n"] * sizes["k"]
-    if name == "attention" and config.window is None:
-        work = 4.0 * sizes["batch"] * sizes["heads"] * sizes["rows"] * sizes["keys"] * sizes["d"]
-        return work * (0.5 if config.causal else 1.0)
-    return 0.0

@@ -27,11 +27,9 @@ from warploom.runtime import (
     Workload,
 )
 from warploom.sass.decode.cubin import Cubin, parse
-from warploom.sass.rules.verdict import Verdict
 from warploom.sass.rules.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
-from warploom.search.lineage import Step, ordered, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS, Player
 
 
@@ -168,25 +166,6 @@ def _choose(
         if place is not None:
             chosen = parse(leaders[place], "result")
     verdict = counted(verifier.check_file(chosen), target.cubin, chosen, target.kernel)
-    steps: tuple[Step, ...] = ()
-    if not verdict.legal:
-        verdict, steps = _lineage(target, settings, chosen, verdict, keeper.folder)
     if not verdict.legal:
         raise CheckFailed(f"{target.source}: the result is {verdict}")
-    return TuneReport(target, settings, search, chosen, verdict, speedup, timing, lineage=steps)
-
-
-def _lineage(
-    target: Target, settings: TuneSettings, chosen: Cubin, verdict: Verdict, folder: Path
-) -> tuple[Verdict, tuple[Step, ...]]:
-    """The verdict on a result that a learned player found on another program, and its lineage,
-    which is written; what no program explains keeps its verdict."""
-    for path in sorted((folder / LEARNER / "programs").glob("*/lineage.json")):
-        before = read_steps(path.parent)
-        last = ordered(chosen.data)
-        if not prove(target.cubin, target.kernel, (*before, last), settings.mode):
-            write_steps(folder / "lineage", (*before, last))
-            base = parse(before[-1].cubin, target.kernel)
-            found = Verifier(base, target.kernel, settings.mode).check_file(chosen)
-            return counted(found, base, chosen, target.kernel), (*before, last)
-    return verdict, ()
+    return TuneReport(target, settings, search, chosen, verdict, speedup, timing)

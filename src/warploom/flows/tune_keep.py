@@ -17,7 +17,7 @@ from typing import Any, Final
 from warploom.errors import InputError
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.flows.targets import Target
-from warploom.flows.tuned import CHAINS, LEARNED, SCHEMA, TuneSettings
+from warploom.flows.tuned import CHAINS, SCHEMA, TuneSettings
 from warploom.integrations.deploy import content_key
 from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import Cubin, load, parse
@@ -89,8 +89,6 @@ class Keeper:
         if self.earlier is None or not (self.folder / BEST).is_file():
             return None
         best = load(self.folder / BEST)
-        if self.settings.player in LEARNED:
-            return best  # may be another program: its lineage is the learner's, proved at the end
         verdict = verifier.check_file(best)
         if not verdict.legal:
             raise InputError(

@@ -22,7 +22,7 @@ BASES: Final = 4  # programs besides the original, where `--moves` allows others
 
 
 def play_programs(run: Run) -> TuneReport:
-    """A tournament over programs in other registers and with pipelined loops.
+    """A tournament over programs with other scoreboards.
 
     The best of an earlier search in the folder plays along. The lineage of the result is written to
     the folder and proved step by step. Making the programs counts as search: no further one is made
@@ -39,7 +39,7 @@ def play_programs(run: Run) -> TuneReport:
             break
         say(f"making program {number + 1} of {BASES} to play on")
         rng = random.Random(f"{settings.seed}/{number}")
-        base = make_base(original, name, settings.mode, settings.moves, rng)
+        base = make_base(original, name, rng)
         if all(base.cubin.data != other.cubin.data for other in bases):
             bases.append(base)
     entries = tournament(

@@ -27,7 +27,6 @@ CHAINS: Final = {"gpu": 6, "model": 1}
 LEARNED: Final = {
     "ppo": "wide",
     "ppo-guided": "guided",
-    "ppo-programs": "programs",
     "ppo-cuasmrl": "cuasmrl",
 }
 

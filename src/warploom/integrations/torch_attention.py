@@ -6,6 +6,7 @@ Three kernels one after another (`kernels.attention.backward`), compiled at firs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,16 +14,15 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
-    addresses,
+    Launches,
     allowed_type,
-    built_kernel,
     check_devices,
     copyable,
-    current_stream,
     empty_like,
     form_of,
     operator,
-    planned,
+    refuse_backward,
+    steps,
     torch_module,
 )
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
@@ -34,6 +34,7 @@ from warploom.tile import dtype
 torch: Any = torch_module()
 ATTENTION_TYPES = ("bf16", "fp16")
 
+ONCE = "take no gradient of a gradient"  # a hint of refusals
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
     "bool causal=False, int? window=None, float? scale=None, bool deterministic=False) "
@@ -108,50 +109,43 @@ def _build(config: BackwardConfig, part: str) -> Built:
     return compiled(program, policy, allow=allow)
 
 
-def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any]]:
-    """(the configuration of a call, fresh gradients of q, k and v)."""
+def launches_of(config: BackwardConfig) -> Launches:
+    """The kernels of a backward pass."""
+    return Launches(
+        lambda: {part: ((config, part), partial(_build, config, part)) for part in parts(config)}
+    )
+
+
+def _plan(*args: Any) -> tuple[BackwardConfig, Launches]:
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
-    return config_of(q, k, v, *options), (empty_like(q), empty_like(k), empty_like(v))
-
-
-def _plan(
-    tensors: tuple[Any, ...], options: tuple[Any, ...]
-) -> tuple[BackwardConfig, dict[str, Any]]:
-    """The configuration of a call, and the kernels of its parts."""
-    q, k, v = tensors[1:4]
-    _check(*tensors)
     config = config_of(q, k, v, *options)
-    return config, {
-        part: built_kernel((config, part), q, partial(_build, config, part))
-        for part in parts(config)
-    }
+    return config, launches_of(config)
 
 
-def _run(*args: Any) -> tuple[Any, Any, Any]:
-    tensors, grad_lse, options = args[:6], args[6], args[7:]
-    grad, q, k, v, out, lse = tensors
-    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
+def _form(*args: Any) -> tuple[Any, ...]:
+    return "attention_backward", *form_of(*args[:6]), *args[7:]
+
+
+def gradients_like(_: Any, grad: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[Any, Any, Any]:
+    """Room for the gradients of q, k and v."""
+    return empty_like(q), empty_like(k), empty_like(v)
+
+
+def _fill(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *args: Any) -> None:
+    grad, q, k, v, out, lse, grad_lse, *_ = args
     if q.numel() == 0 or k.numel() == 0:
-        _checked(args)
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        for one in made:
+            one.zero_()
+        return
+    config, launches = plan
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    key = ("attention_backward", *form_of(*arrays.values()), *options)
-    config, kernels, launches = planned(key, lambda: (*_plan(tensors, options), {}))
     kept = _between(config, arrays["lse"])
-    arrays |= {"dq": dq, "dk": dk, "dv": dv, **kept}
-    if not launches:
-        launches |= {
-            part: one.bound({spec.name: arrays[spec.name] for spec in one.interface.arrays})
-            for part, one in kernels.items()
-        }
-    where, stream = addresses(arrays), current_stream(q)
-    for part, launch in launches.items():
-        launch(where, stream)
-        if part == "prepare" and grad_lse is not None:
-            # Scores change lse by the weights, and out by the weights times grad v less delta.
-            subtract(kept["delta"], grad_lse, config.fragments)
-    return dq, dk, dv
+    after: dict[str, Callable[[], None]] = {}
+    if grad_lse is not None:
+        # Scores change lse by the weights, and out by the weights times grad v less delta.
+        after["prepare"] = partial(subtract, kept["delta"], grad_lse, config.fragments)
+    launches(arrays | dict(zip(("dq", "dk", "dv"), made, strict=True)) | kept, after)
 
 
 def _between(config: BackwardConfig, lse: Any) -> dict[str, Any]:
@@ -179,8 +173,9 @@ def subtract(delta: Any, rows: Any, in_fragments: bool) -> None:
     delta.unflatten(-1, (-1, 4, 2, 2)).sub_(padded.unflatten(-1, (-1, 2, 4, 2)).transpose(-3, -2))
 
 
-def _fake(*args: Any) -> tuple[Any, Any, Any]:
-    return _checked(args)[1]
-
-
-attention_backward = operator("warploom::attention_backward", SCHEMA, _run, _fake)
+attention_backward = operator(
+    "warploom::attention_backward",
+    SCHEMA,
+    *steps(_plan, gradients_like, _fill, _form),
+    refuse_backward("warploom::attention_backward", ONCE),
+)

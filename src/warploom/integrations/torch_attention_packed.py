@@ -9,36 +9,44 @@ call waits for it. The forward kernel is `kernels.attention.program`, the gradie
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
-from warploom.autosched.schedules import compiled
-from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
-from warploom.integrations.torch_attention import ATTENTION_TYPES, checked_group
+from warploom.integrations.torch_attention import (
+    ATTENTION_TYPES,
+    ONCE,
+    checked_group,
+    gradients_like,
+    launches_of,
+)
 from warploom.integrations.torch_program import (
-    addresses,
+    Chosen,
+    Launches,
     allowed_type,
-    built_kernel,
     check_devices,
     copyable,
-    current_stream,
     empty_like,
     form_of,
     operator,
-    planned,
+    refuse_backward,
+    steps,
     torch_module,
     variant_kernel,
 )
 from warploom.kernels.attention.backward_config import BackwardConfig
-from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import choose_attention
+from warploom.kernels.tuned.variant import Variant
 
 torch: Any = torch_module()
 BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 MASKS = "bool causal=False, int? window=None, float? scale=None"
-FORWARD = f"(Tensor q, Tensor k, Tensor v, {BOUNDS}, {MASKS}, bool exact=False) -> (Tensor, Tensor)"
+FORWARD = (
+    f"(Tensor q, Tensor k, Tensor v, {BOUNDS}, {MASKS}, bool exact=False, "
+    "bool deterministic=False) -> (Tensor, Tensor)"
+)
 BACKWARD = (
     f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {BOUNDS}, {MASKS}, "
     "bool deterministic=False) -> (Tensor, Tensor, Tensor)"
@@ -99,10 +107,10 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
     checked_group("attention_varlen", q, k, v, window, scale)
 
 
-def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[int, Any]:
-    """(rows of a tile, the kernel) of a call."""
+def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], int], Launches]:
+    """(what gives the rows of a tile, the kernel) of a call."""
     _check(q, k, v, *options)
-    cu_q, _, max_q, max_k, causal, window, scale, exact = options
+    cu_q, _, max_q, max_k, causal, window, scale, exact, _ = options
     base = AttentionConfig(
         dtype=allowed_type(q, "attention_varlen q", ATTENTION_TYPES),
         head_dim=q.shape[2],
@@ -114,50 +122,37 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[int, Any]:
         exact=exact,
         packed=True,
     )
-    alike = len(cu_q) - 1  # sequences as long as the longest, which is all the host knows
-    choice = choose_attention((max_q,) * alike, base, (max_k,) * alike, q.shape[1])
-    key, make = variant_kernel("attention", choice, base)
-    return choice.config(base).tile[0], built_kernel(key, q, make)
+    # Sequences as long as the longest, which is all the host knows.
+    alike, heads = len(cu_q) - 1, q.shape[1]
+
+    @cache
+    def choice() -> Variant:
+        return choose_attention((max_q,) * alike, base, (max_k,) * alike, heads)
+
+    def choose() -> dict[str, Chosen]:
+        return {"attention": variant_kernel("attention", choice(), base)}
+
+    return (lambda: choice().config(base).tile[0]), Launches(choose)
 
 
-def _empty(q: Any) -> tuple[Any, Any]:
-    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    return empty_like(q), lse
+def _forward_form(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, ...]:
+    return "attention_varlen", *form_of(q, k, v), len(options[0]), *options[2:]
 
 
-def _forward(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
-    out, lse = _empty(q)
-    cu_q, cu_k = options[:2]
-    if q.numel() == 0:
-        _check(q, k, v, *options)
-        return out, lse
-    key = ("attention_varlen", *form_of(q, k, v), len(cu_q), *options[2:])
-    rows, made, launches = planned(key, lambda: (*_forward_plan(q, k, v, *options), []))
-    arrays = {"q": q, "k": k, "v": v, "o": out, "lse": lse}
+def _forward_results(_: Any, q: Any, *others: Any) -> tuple[Any, Any]:
+    return empty_like(q), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options: Any) -> None:
+    (tile, launches), (cu_q, cu_k, *_) = plan, options
+    arrays = {"q": q, "k": k, "v": v, "o": made[0], "lse": made[1]}
     arrays |= {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
-    arrays["tiles"] = tile_table(cu_q, rows, _most(len(q), rows, cu_q), longest_last=True)
-    if k.numel() == 0:
-        made(arrays, stream=current_stream(q))
-        return out, lse
-    if not launches:
-        launches.append(made.bound(arrays))
-    launches[0](addresses(arrays), current_stream(q))
-    return out, lse
+    arrays["tiles"] = tile_table(cu_q, tile(), _most(len(q), tile(), cu_q), longest_last=True)
+    (launches if k.numel() else launches.unbound)(arrays)
 
 
-def _forward_fake(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
-    _check(q, k, v, *options)
-    return _empty(q)
-
-
-def _build(config: BackwardConfig, part: str) -> Built:
-    program, policy, allow = kernel(config, part)
-    return compiled(program, policy, allow=allow)
-
-
-def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(configuration, the kernels of its parts) of a call."""
-    grad, q, k, v, out, _ = tensors
+def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
+    grad, q, k, v, out, _, *options = args
     causal, window, scale, deterministic = options[4:]
     _check(q, k, v, *options)
     if {grad.dtype, out.dtype} != {q.dtype} or not grad.shape == out.shape == q.shape:
@@ -175,9 +170,11 @@ def _backward_plan(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[
         deterministic=deterministic,
         packed=True,
     )
-    return config, [
-        built_kernel((config, part), q, partial(_build, config, part)) for part in parts(config)
-    ]
+    return config, launches_of(config)
+
+
+def _backward_form(*args: Any) -> tuple[Any, ...]:
+    return "attention_varlen_backward", *form_of(*args[:6]), len(args[6]), *args[8:]
 
 
 def arrays_between(config: BackwardConfig, q: Any, sequences: int) -> dict[str, Any]:
@@ -207,38 +204,21 @@ def tables(config: BackwardConfig, cu_q: Any, cu_k: Any, rows: int, keys: int) -
     }
 
 
-def _backward(*args: Any) -> tuple[Any, Any, Any]:
-    tensors, options = args[:6], args[6:]
-    grad, q, k, v, out, lse = tensors
-    cu_q, cu_k = options[:2]
-    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
+def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *args: Any) -> None:
+    grad, q, k, v, out, lse, cu_q, cu_k, *_ = args
     if q.numel() == 0 or k.numel() == 0:
-        _check(q, k, v, *options)
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        for one in made:
+            one.zero_()
+        return
+    config, launches = plan
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    key = ("attention_varlen_backward", *form_of(*arrays.values()), len(cu_q), *options[2:])
-    config, kernels, launches = planned(key, lambda: (*_backward_plan(tensors, options), []))
-    arrays |= {"dq": dq, "dk": dk, "dv": dv, **arrays_between(config, q, len(cu_q) - 1)}
-    arrays |= tables(config, cu_q, cu_k, len(q), len(k))
-    if not launches:
-        launches += [
-            one.bound({spec.name: arrays[spec.name] for spec in one.interface.arrays})
-            for one in kernels
-        ]
-    where, stream = addresses(arrays), current_stream(q)
-    for launch in launches:
-        launch(where, stream)
-    return dq, dk, dv
-
-
-def _backward_fake(*args: Any) -> tuple[Any, Any, Any]:
-    _, q, k, v, _, _, *options = args
-    _check(q, k, v, *options)
-    return empty_like(q), empty_like(k), empty_like(v)
+    arrays |= dict(zip(("dq", "dk", "dv"), made, strict=True))
+    arrays |= arrays_between(config, q, len(cu_q) - 1)
+    launches(arrays | tables(config, cu_q, cu_k, len(q), len(k)))
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, max_q, max_k, causal, window, scale, _ = inputs
+    *tensors, max_q, max_k, causal, window, scale, _, ctx.deterministic = inputs
     ctx.options = (max_q, max_k, causal, window, scale)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
@@ -248,17 +228,24 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradients(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
     q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
     if grad is None:
-        return (None,) * 11
-    same = torch.are_deterministic_algorithms_enabled()
+        return (None,) * 12
+    same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     found = attention_varlen_backward(grad, q, k, v, out, lse, cu_q, cu_k, *ctx.options, same)
-    return (*found, *(None,) * 8)
+    return (*found, *(None,) * 9)
 
 
 attention_varlen_backward = operator(
-    "warploom::attention_varlen_backward", BACKWARD, _backward, _backward_fake
+    "warploom::attention_varlen_backward",
+    BACKWARD,
+    *steps(_backward_plan, gradients_like, _backward, _backward_form),
+    refuse_backward("warploom::attention_varlen_backward", ONCE),
 )
 attention_varlen_with_lse = operator(
-    "warploom::attention_varlen_with_lse", FORWARD, _forward, _forward_fake, _gradients, _context
+    "warploom::attention_varlen_with_lse",
+    FORWARD,
+    *steps(_forward_plan, _forward_results, _forward, _forward_form),
+    _gradients,
+    _context,
 )
 
 
@@ -275,14 +262,18 @@ def attention_varlen(
     window: int | None = None,
     scale: float | None = None,
     exact: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of every sequence, `[tokens, heads, d]`, with gradients.
 
     `cu_seqlens_q, cu_seqlens_k: [sequences + 1]`, int32, on the GPU, from 0 to the numbers of
     tokens. The longest sequence is what the forward kernel is chosen for; any number gives the
     right result. Masks are those of `attention`, of each sequence by itself. Raises `InputError`
-    for what no kernel takes. Gradients are the same in every run under
-    `torch.use_deterministic_algorithms(True)`; they are of heads of up to 128.
+    for what no kernel takes. Gradients have the same bits in every run where they are
+    to be `deterministic`, or under `torch.use_deterministic_algorithms(True)`; they are of heads of
+    up to 128.
     """
     bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return attention_varlen_with_lse(q, k, v, *bounds, causal, window, scale, exact)[0]
+    return attention_varlen_with_lse(q, k, v, *bounds, causal, window, scale, exact, deterministic)[
+        0
+    ]

@@ -17,6 +17,7 @@ from warploom.integrations.torch_program import (
     check_devices,
     launch,
     operator,
+    steps,
     torch_module,
 )
 from warploom.kernels.attention.append import AppendConfig, append, append_schedule
@@ -131,6 +132,8 @@ def _result(config: AppendConfig, *args: Any) -> Any:
 
 
 def _fill(config: AppendConfig, out: Any, *args: Any) -> None:
+    if args[0].numel() == 0:
+        return
     given, _ = _named(args)
     arrays = {OURS.get(name, name): one for name, one in given.items()}
     arrays |= {"r": out} if config.group else {}
@@ -140,19 +143,9 @@ def _fill(config: AppendConfig, out: Any, *args: Any) -> None:
     launch(("append", config), lambda: compiled(append(config), append_schedule(config)), arrays)
 
 
-def _run(*args: Any) -> Any:
-    config = _plan(*args)
-    out = _result(config, *args)
-    if args[0].numel():  # without queries too, whose result is empty
-        _fill(config, out, *args)
-    return out
-
-
-def _fake(*args: Any) -> Any:
-    return _result(_plan(*args), *args)
-
-
-_operator = operator(NAME, SCHEMA, _run, _fake, mutates=("k_cache", "v_cache"))
+# Without queries the result is empty, and the caches are written all the same.
+RUN, FAKE = steps(_plan, _result, _fill, in_place=True)
+_operator = operator(NAME, SCHEMA, RUN, FAKE, mutates=("k_cache", "v_cache"))
 
 
 def append_kvcache(

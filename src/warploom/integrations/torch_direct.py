@@ -3,7 +3,10 @@
 An operator of Python goes through the dispatcher four times, more than a short kernel takes. Plain
 tensors on a GPU in eager code need none of it: what runs the operator is called at once, under an
 `autograd.Function` where a gradient is wanted. Everything else goes the whole way: graphs that are
-compiled or traced, dispatch and function modes, transforms of `torch.func`, subclasses of tensors.
+compiled or traced, dispatch and function modes, `torch.func.vmap`, subclasses of tensors.
+
+Derivatives by `torch.func` or in forward mode are refused: torch would take those in forward mode
+of such an operator for zero, and names no cause where it refuses the others itself.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Signature:
 
 
 def direct(
+    name: str,
     made: Callable[..., Any],
     signature: Signature,
     run: Callable[..., Any],
@@ -62,7 +66,7 @@ def direct(
     context: Callable[..., Any] | None,
     mutates: tuple[str, ...],
 ) -> Callable[..., Any]:
-    """The operator `made` as a function that calls `run` itself where that is the same.
+    """The operator `made`, of that name, as a function that calls `run` where that is the same.
 
     `backward` and `context` are those that were registered with torch; without `backward`, calls
     that want a gradient go to `made`, whose refusal names the operator.
@@ -85,7 +89,14 @@ def direct(
             return backward(ctx, *grads)
 
     def call(*args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or _listened_to(torch):
+        if torch.compiler.is_compiling():
+            return made(*args, **named)
+        if _listened_to(torch):
+            if any(_derived(torch, one) for one in (*args, *named.values())):
+                raise NotImplementedError(
+                    f"{name} under torch.func or in forward mode: it has gradients "
+                    "of first order by torch.autograd alone"
+                )
             return made(*args, **named)
         bound = signature.bound(args, named)
         if bound is None:
@@ -114,4 +125,18 @@ def _listened_to(torch: Any) -> bool:
         or internals._len_torch_function_stack()
         or internals._functorch.peek_interpreter_stack() is not None
         or internals._get_tracing_state() is not None
+        or torch.autograd.forward_ad._current_level >= 0
     )
+
+
+def _derived(torch: Any, one: Any) -> bool:
+    """Whether a transform of `torch.func` takes derivatives by an argument, or it has a tangent."""
+    if not isinstance(one, torch.Tensor):
+        return False
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(one):
+        if functorch.is_gradtrackingtensor(one):
+            return True
+        one = functorch.get_unwrapped(one)
+    ahead = torch.autograd.forward_ad
+    return ahead._current_level >= 0 and ahead.unpack_dual(one).tangent is not None

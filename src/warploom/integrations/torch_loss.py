@@ -14,7 +14,7 @@ from typing import Any
 
 from warploom.errors import InputError
 from warploom.integrations.torch_op import gemm_into
-from warploom.integrations.torch_program import check_devices, operator
+from warploom.integrations.torch_program import check_devices, operator, steps
 from warploom.integrations.torch_rows import cross_entropy, logits_to_gradients, torch
 from warploom.kernels.rows.program import IGNORED
 
@@ -33,7 +33,7 @@ def chunk_rows(classes: int, size: int) -> int:
     return max(LEAST_ROWS, LOGIT_BYTES // (classes * size) // 128 * 128)
 
 
-def _checked(x: Any, weight: Any, target: Any, chunk: int) -> None:
+def _checked(x: Any, weight: Any, target: Any, mean: bool, chunk: int, *_: Any) -> None:
     check_devices("linear_cross_entropy", {"x": x, "weight": weight, "target": target})
     if weight.dim() != 2 or x.shape[-1] != weight.shape[-1] or x.shape[:-1] != target.shape:
         raise InputError(
@@ -49,23 +49,22 @@ def _checked(x: Any, weight: Any, target: Any, chunk: int) -> None:
         raise InputError(f"linear_cross_entropy chunk={chunk}: expected rows, or 0 for the default")
 
 
-def _empty(x: Any, weight: Any, gradients: bool) -> tuple[Any, Any]:
-    """Room for the gradients; none where nobody asks for them."""
-    if gradients:
-        return x.new_empty(x.shape), weight.new_empty(weight.shape)
-    return x.new_empty(0), weight.new_empty(0)
+def _results(_: None, x: Any, weight: Any, *options: Any) -> tuple[Any, Any, Any]:
+    """Room for the loss and the gradients; no gradients where nobody asks for them."""
+    like = [one.shape if options[-1] else (0,) for one in (x, weight)]
+    total = x.new_empty((), dtype=torch.float32)
+    return total, x.new_empty(like[0]), weight.new_empty(like[1])
 
 
-def _run(
-    x: Any, weight: Any, target: Any, mean: bool, chunk: int, gradients: bool
-) -> tuple[Any, Any, Any]:
-    _checked(x, weight, target, chunk)
+def _fill(_: None, results: tuple[Any, Any, Any], *args: Any) -> None:
+    (total, dx, dweight), (x, weight, target, mean, chunk, gradients) = results, args
     classes, depth = weight.shape
     rows, wanted = x.reshape(-1, depth), target.reshape(-1)
-    dx, dweight = _empty(x, weight, gradients)
     count = len(rows)
     if count == 0:
-        return torch.zeros((), dtype=torch.float32, device=x.device), dx, dweight.zero_()
+        total.zero_()
+        dweight.zero_()
+        return
     share = (wanted != IGNORED).sum().float().reciprocal() if mean else None
     step = min(count, chunk or chunk_rows(classes, x.element_size()))
     logits = x.new_empty(step, -(-classes // LINE) * LINE)[:, :classes]
@@ -83,15 +82,9 @@ def _run(
         logits_to_gradients(now, of_target, each[part], losses[part])
         gemm_into(dx.view(-1, depth)[part], now, weight)
         gemm_into(dweight, now.t(), of_x, residual=dweight if first else None)
-    total = losses.sum()
-    return total if share is None else total * share, dx, dweight
-
-
-def _fake(
-    x: Any, weight: Any, target: Any, mean: bool, chunk: int, gradients: bool
-) -> tuple[Any, Any, Any]:
-    _checked(x, weight, target, chunk)
-    return x.new_empty((), dtype=torch.float32), *_empty(x, weight, gradients)
+    torch.sum(losses, 0, out=total)
+    if share is not None:
+        total.mul_(share)
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -106,7 +99,13 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
     return dx * loss, dweight * loss, None, None, None, None
 
 
-OPERATOR = operator("warploom::linear_cross_entropy", SCHEMA, _run, _fake, _backward, _context)
+OPERATOR = operator(
+    "warploom::linear_cross_entropy",
+    SCHEMA,
+    *steps(_checked, _results, _fill),
+    _backward,
+    _context,
+)
 
 
 def linear_cross_entropy(

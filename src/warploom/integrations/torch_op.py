@@ -20,17 +20,16 @@ from warploom.integrations.torch_attention import (
     value_dim,
 )
 from warploom.integrations.torch_program import (
-    addresses,
+    Chosen,
+    Launches,
     allowed_type,
-    built_kernel,
     check_devices,
-    current_stream,
     empty_like,
     form_of,
     launch,
     operator,
-    planned,
     refuse_backward,
+    several,
     steps,
     torch_module,
     variant_kernel,
@@ -49,7 +48,7 @@ GEMM_SCHEMA = (
 )
 ATTENTION_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None, "
-    "bool exact=False, bool batch_invariant=False)"
+    "bool exact=False, bool batch_invariant=False"
 )
 NOMINAL_ROWS = 128  # for which the kernel is chosen where it is the same for any number of rows
 
@@ -106,22 +105,13 @@ def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
     return a.new_empty(shape, dtype=_out(a))
 
 
-def _gemm_fill(shape: tuple[Any, ...], result: Any, *given: Any) -> None:
-    gemm_into(result, *given)
+def gemm_into(result: Any, a: Any, b: Any, residual: Any = None) -> None:
+    """a b + residual into a tensor that is not empty; the residual may be it."""
+    _gemm_fill(tuple(result.shape), result, a, b, None, residual, "none", 1.0, False)
 
 
-def gemm_into(
-    result: Any,
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    residual: Any = None,
-    activation: str = "none",
-    scale: float = 1.0,
-    batch_invariant: bool = False,
-) -> None:
-    """What the operator `gemm` gives, into a tensor that is not empty; the residual may be it."""
-    shape = tuple(result.shape)
+def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: Any) -> None:
+    bias, residual, activation, scale, batch_invariant = options
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
@@ -204,12 +194,8 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
 def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
-    def results(q: Any, v: Any) -> Any:
-        out = empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
-        return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
-
-    def kernel_of(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        causal, window, scale, exact, batch_invariant = options
+    def plan(q: Any, k: Any, v: Any, *options: Any) -> Launches:
+        causal, window, scale, exact, batch_invariant, *_ = options
         base = AttentionConfig(
             dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
             head_dim=q.shape[3],
@@ -221,36 +207,31 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             exact=exact,
             value_dim=value_dim(q, v),
         )
+        rows, keys = q.shape[2], k.shape[2]
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
-        choice = choose_attention(q.shape[2], base, k.shape[2], heads)
-        key, make = variant_kernel("attention", choice, base)
-        return built_kernel(key, q, make)
 
-    def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        made = results(q, v)
-        if q.numel() == 0:
-            _attention_check(q, k, v, *options[1:3])
-            return made
-        arrays = {"q": q, "k": k, "v": v}
-        arrays |= dict(zip(("o", "lse"), made if lse else (made,), strict=False))
-        if k.numel() == 0:
-            kernel_of(q, k, v, *options)(arrays, stream=current_stream(q))
-            return made
-        key = ("attention", lse, *form_of(q, k, v), *options)
-        bound = planned(key, lambda: kernel_of(q, k, v, *options).bound(arrays))
-        bound(addresses(arrays), current_stream(q))
-        return made
+        def choose() -> dict[str, Chosen]:
+            choice = choose_attention(rows, base, keys, heads)
+            return {"attention": variant_kernel("attention", choice, base)}
 
-    def fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
-        _, window, scale, *_ = options
-        _attention_check(q, k, v, window, scale)
-        return results(q, v)
+        return Launches(choose)
 
-    return run, fake
+    def form(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, ...]:
+        return "attention", lse, *form_of(q, k, v), *options
+
+    def results(_: Launches, q: Any, k: Any, v: Any, *options: Any) -> Any:
+        out = empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+        return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
+
+    def fill(launches: Launches, made: Any, q: Any, k: Any, v: Any, *options: Any) -> None:
+        arrays = {"q": q, "k": k, "v": v} | dict(zip(("o", "lse"), several(made), strict=False))
+        (launches if k.numel() else launches.unbound)(arrays)
+
+    return steps(plan, results, fill, form)
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v, causal, window, scale, *_ = inputs
+    q, k, v, causal, window, scale, _, _, ctx.deterministic = inputs
     ctx.causal, ctx.window, ctx.scale = causal, window, scale
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
@@ -259,12 +240,12 @@ def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 8
+        return (None,) * 9
     grad = torch.zeros_like(out) if grad is None else grad
-    same = torch.are_deterministic_algorithms_enabled()
+    same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     masks = (ctx.causal, ctx.window)
     found = attention_backward(grad, q, k, v, out, lse, grad_lse, *masks, ctx.scale, same)
-    return (*found, None, None, None, None, None)
+    return (*found, *(None,) * 6)
 
 
 gemm = operator(
@@ -276,14 +257,14 @@ gemm = operator(
 )
 attention_with_lse = operator(
     "warploom::attention_with_lse",
-    f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",
+    f"{ATTENTION_SCHEMA}, bool deterministic=False) -> (Tensor, Tensor)",
     *_attention(lse=True),
     _with_lse_backward,
     _with_lse_context,
 )
 _inference = operator(
     "warploom::attention",
-    f"{ATTENTION_SCHEMA} -> Tensor",
+    f"{ATTENTION_SCHEMA}) -> Tensor",
     *_attention(lse=False),
     refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
 )
@@ -298,17 +279,20 @@ def attention(
     scale: float | None = None,
     exact: bool = False,
     batch_invariant: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]`, `k: [batch, kv_heads, keys,
     d]` and `v: [batch, kv_heads, keys, e]`, with e other than d where d is above 128; where a
     gradient is wanted, by the operator that keeps lse for it.
 
-    Raises `InputError` for what no kernel takes. Gradients are the same in every run under
-    `torch.use_deterministic_algorithms(True)`. `batch_invariant`: the kernel is chosen for one
-    sequence, so that the bits of o are the same in every batch.
+    Raises `InputError` for what no kernel takes. Gradients have the same bits in every run where
+    they are to be `deterministic`, or under `torch.use_deterministic_algorithms(True)`.
+    `batch_invariant`: the kernel is chosen for one sequence, so that the bits of o are the same in
+    every batch.
     """
     if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
-        return attention_with_lse(q, k, v, causal, window, scale, exact, batch_invariant)[0]
+        options = (causal, window, scale, exact, batch_invariant, deterministic)
+        return attention_with_lse(q, k, v, *options)[0]
     return _inference(q, k, v, causal, window, scale, exact, batch_invariant)
 
 

@@ -97,20 +97,26 @@ def variant_kernel(kind: str, variant: Variant, base: Any) -> Chosen:
 
 
 def steps(
-    plan: Callable[..., Any], results: Callable[..., Any], fill: Callable[..., None]
+    plan: Callable[..., Any],
+    results: Callable[..., Any],
+    fill: Callable[..., None],
+    form: Callable[..., tuple[Any, ...]] | None = None,
+    in_place: bool = False,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What runs an operator, and what it gives of fake tensors, from the steps of a call.
 
     plan      checks the arguments and decides what is launched; raises `InputError`
     results   fresh tensors, one or a tuple, from the plan and the arguments
     fill      launches, from the plan, the results and the arguments; not called where all results
-              are empty
+              are empty, unless arguments are written `in_place`
+    form      all that plans and launches depend on: calls of one form share a plan (`planned`),
+              which then keeps no tensor of the first
     """
 
     def run(*args: Any) -> Any:
-        decided = plan(*args)
+        decided = plan(*args) if form is None else planned(form(*args), lambda: plan(*args))
         made = results(decided, *args)
-        if any(one.numel() for one in several(made)):
+        if in_place or any(one.numel() for one in several(made)):
             fill(decided, made, *args)
         return made
 
@@ -140,11 +146,6 @@ def planned(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     return found
 
 
-def kind_of(*tensors: Any) -> tuple[Any, ...]:
-    """What a plan depends on: element types, sizes, devices."""
-    return tuple(x for one in tensors for x in (one.dtype, one.shape, one.device))
-
-
 def form_of(*tensors: Any) -> tuple[Any, ...]:
     """What a launch depends on that is bound to tensors, beside where they are."""
     return tuple(
@@ -152,11 +153,6 @@ def form_of(*tensors: Any) -> tuple[Any, ...]:
         for one in tensors
         for x in (one.dtype, one.shape, one.stride(), one.device, one.data_ptr() % ALIGNED)
     )
-
-
-def addresses(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """Where tensors are."""
-    return {name: one.data_ptr() for name, one in arrays.items()}
 
 
 @dataclass(frozen=True)
@@ -175,6 +171,44 @@ class Unlaunched:
     def resident_tasks(self, tasks: int) -> int:
         """All of them."""
         return tasks
+
+
+class Launches:
+    """The kernels of a plan, one after another, on tensors of the form that the plan is for.
+
+    `choose` gives them by name. It is asked at the first call, which builds them and binds them to
+    its tensors; later calls give addresses alone.
+    """
+
+    def __init__(self, choose: Callable[[], Mapping[str, Chosen]]) -> None:
+        self._choose = choose
+        self._bound: dict[str, Launch] = {}
+
+    def __call__(
+        self, arrays: Mapping[str, Any], after: Mapping[str, Callable[[], None]] | None = None
+    ) -> None:
+        """Launch them on arrays by name, none of them empty; `after` has what is done behind a
+        kernel, by its name."""
+        like = next(iter(arrays.values()))
+        if not self._bound:
+            self._bound = {
+                name: _bound(built_kernel(key, like, make), arrays)
+                for name, (key, make) in self._choose().items()
+            }
+        where, stream = {n: one.data_ptr() for n, one in arrays.items()}, current_stream(like)
+        for name, bound in self._bound.items():
+            bound(where, stream)
+            if after and name in after:
+                after[name]()
+
+    def unbound(self, arrays: Mapping[str, Any]) -> None:
+        """Launch them on arrays of which some are empty."""
+        for key, make in self._choose().values():
+            launch(key, make, arrays)
+
+
+def _bound(kernel: Kernel, arrays: Mapping[str, Any]) -> Launch:
+    return kernel.bound({one.name: arrays[one.name] for one in kernel.interface.arrays})
 
 
 @contextlib.contextmanager
@@ -217,7 +251,7 @@ def operator(
     made.register_fake(filled(fake))
     if backward is not None:
         made.register_autograd(backward, setup_context=context)
-    return direct(made, signature, run, backward, context, mutates)
+    return direct(name, made, signature, run, backward, context, mutates)
 
 
 def allowed_type(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
@@ -367,34 +401,25 @@ def _registered(name: str, program: Program, chosen: Callable[[Mapping[str, int]
     words += [f"{'int' if s.type.dtype.name == 'int32' else 'float'} {s.name}" for s in scalars]
     result = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
 
-    def empty(given: Sequence[Any]) -> list[Any]:
+    def shapes_of(*args: Any) -> list[tuple[Any, ...]]:
+        given = args[: len(inputs)]
         check_devices(name, {a.name: tensor for a, tensor in zip(inputs, given, strict=True)})
-        shapes = result_shapes(inputs, outputs, [tensor.shape for tensor in given])
-        kinds = [getattr(torch, array.dtype.library) for array in outputs]
-        return [
-            given[0].new_empty(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)
-        ]
+        return result_shapes(inputs, outputs, [tensor.shape for tensor in given])
 
-    def packed(made: list[Any]) -> Any:
+    def results(shapes: list[tuple[Any, ...]], like: Any, *_: Any) -> Any:
+        kinds = [getattr(torch, array.dtype.library) for array in outputs]
+        made = [like.new_empty(n, dtype=kind) for n, kind in zip(shapes, kinds, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
-    def run(*args: Any) -> Any:
+    def fill(_: Any, made: Any, *args: Any) -> None:
         given, numbers = args[: len(inputs)], args[len(inputs) :]
-        made = empty(given)
-        key, make = chosen(sizes_of(inputs, [tensor.shape for tensor in given]))
-        kernel = built_kernel(key, given[0], make)
-        tensors: Mapping[str, Any] = {
-            array.name: tensor
-            for array, tensor in zip((*inputs, *outputs), (*given, *made), strict=True)
-        }
+        tensors = zip((*inputs, *outputs), (*given, *several(made)), strict=True)
         values = {s.name: float(n) for s, n in zip(scalars, numbers, strict=True)}
-        kernel(tensors, values, current_stream(given[0]))
-        return packed(made)
-
-    def fake(*args: Any) -> Any:
-        return packed(empty(args[: len(inputs)]))
+        kernel = chosen(sizes_of(inputs, [tensor.shape for tensor in given]))
+        launch(*kernel, {array.name: tensor for array, tensor in tensors}, values)
 
     # For every device, so that a tensor on another one is refused in our words, not in torch's 47
     # lines.
     refused = refuse_backward(name, "write its gradient as a program of its own")
-    return operator(name, f"({', '.join(words)}) -> {result}", run, fake, refused)
+    made = steps(shapes_of, results, fill)
+    return operator(name, f"({', '.join(words)}) -> {result}", *made, refused)

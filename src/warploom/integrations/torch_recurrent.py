@@ -18,6 +18,7 @@ from warploom.integrations.torch_program import (
     check_devices,
     launch,
     operator,
+    steps,
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
@@ -100,9 +101,20 @@ def config_of(
     )
 
 
-def _results(tensors: dict[str, Any], config: RecurrentConfig) -> tuple[Any, ...]:
+def _given(args: tuple[Any, ...]) -> dict[str, Any]:
+    named = zip(TENSORS, args, strict=False)
+    return {name: one for name, one in named if one is not None}
+
+
+def _plan(*args: Any) -> RecurrentConfig:
+    scale, *options = args[len(TENSORS) :]
+    if not scale > 0:
+        raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
+    return config_of(_given(args), *options)
+
+
+def _results(config: RecurrentConfig, q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, ...]:
     """o, the final state, and what gradients need (`KEPT`); empty where it is not asked for."""
-    q, v = tensors["q"], tensors["v"]
     batch, rows, heads, e = v.shape
     chunks, delta = -(-rows // CHUNK), config.states and config.delta
     final = (batch, heads, q.shape[3], e) if config.final else (0,)
@@ -115,42 +127,27 @@ def _results(tensors: dict[str, Any], config: RecurrentConfig) -> tuple[Any, ...
     )
 
 
-def _given(args: tuple[Any, ...]) -> dict[str, Any]:
-    named = zip(TENSORS, args, strict=False)
-    return {name: one for name, one in named if one is not None}
-
-
-def _run(*args: Any) -> tuple[Any, ...]:
-    tensors, (scale, final, keep, taylor) = _given(args), args[len(TENSORS) :]
-    config = config_of(tensors, final, keep, taylor)
-    if not scale > 0:
-        raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
-    results = _results(tensors, config)
-    v, (out, state) = tensors["v"], results[:2]
-    if v.shape[1] == 0 and final:
-        state.copy_(tensors["initial"]) if config.initial else state.zero_()
+def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None:
+    tensors, scale, (out, state, *kept) = _given(args), args[len(TENSORS)], results
     if out.numel() == 0:
-        return results
-    allow = ALLOW if keep else ()
+        if tensors["v"].shape[1] == 0 and config.final:
+            state.copy_(tensors["initial"]) if config.initial else state.zero_()
+        return
+    arrays = tensors | {"o": out} | ({"final": state} if config.final else {})
     if config.in_two:
-        _run_in_two(config, tensors | {"o": out, "final": state}, scale)
-        return results
-    if (count := best_count(config, v)) > 1:
-        arrays = tensors | {"o": out} | ({"final": state} if final else {})
+        _run_in_two(config, arrays | {"final": state}, scale)
+    elif (count := best_count(config, out)) > 1:
         run_segments(config, arrays, scale, count)
-        return results
-
-    arrays = tensors | {"o": out} | ({"final": state} if final else {})
-    if keep:
-        kept = dict(zip(KEPT, results[2:], strict=True))
-        arrays |= kept if config.delta else {"states": kept["states"]}
-    launch(
-        (config,),
-        lambda: compiled(recurrent(config), default_policy(config), allow=allow),
-        arrays,
-        {"scale": scale},
-    )
-    return results
+    else:
+        names = KEPT if config.delta else KEPT[:1]
+        arrays |= dict(zip(names, kept, strict=False)) if config.states else {}
+        allow = ALLOW if config.states else ()
+        launch(
+            (config,),
+            lambda: compiled(recurrent(config), default_policy(config), allow=allow),
+            arrays,
+            {"scale": scale},
+        )
 
 
 def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -> None:
@@ -162,11 +159,6 @@ def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -
         given = {one.name: arrays[one.name] for one in program.arrays}
         make = partial(compiled, program, policy, allow=solved.FEW)
         launch((program.name, config), make, given, {"scale": scale})
-
-
-def _fake(*args: Any) -> tuple[Any, ...]:
-    tensors, (_, final, keep, taylor) = _given(args), args[len(TENSORS) :]
-    return _results(tensors, config_of(tensors, final, keep, taylor))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -190,7 +182,9 @@ def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     return *[found.get(name) for name in TENSORS], None, None, None, None
 
 
-_operator = operator("warploom::recurrent", SCHEMA, _run, _fake, _backward, _save)
+_operator = operator(
+    "warploom::recurrent", SCHEMA, *steps(_plan, _results, _fill), _backward, _save
+)
 
 
 def simple_gla(

@@ -6,6 +6,8 @@ Importing this module needs torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from warploom.autosched.schedules import compiled
@@ -13,6 +15,7 @@ from warploom.codegen.compile.build import Built
 from warploom.integrations.torch_program import (
     launch,
     operator,
+    steps,
     torch_module,
 )
 from warploom.kernels.recurrent.backward import (
@@ -23,6 +26,7 @@ from warploom.kernels.recurrent.backward import (
     parts_of,
     recurrent_backward,
     sizes_of,
+    slots_of,
 )
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.slots import slot_schedule, slot_sums
@@ -60,38 +64,50 @@ def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
     )
 
 
-def _written(tensors: dict[str, Any], config: RecurrentConfig) -> dict[str, Any]:
-    """The tensors that the kernels write."""
+_written = cache(made_arrays)
+
+
+def _room(config: RecurrentConfig, tensors: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Fresh tensors for what the kernels write under these names."""
     v = tensors["v"]
     sizes = sizes_of(config, *v.shape[:3])
     kinds = {BF16: torch.bfloat16, FP32: torch.float32}
+    arrays = {name: _written(config)[name] for name in names}
     return {
         name: v.new_empty([sizes[dim] for dim in one.dims], dtype=kinds[one.dtype])
-        for name, one in made_arrays(config).items()
+        for name, one in arrays.items()
     }
 
 
-def _given(args: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], RecurrentConfig, float]:
-    initial, scale = args[len(READ) :]
+def _given(args: tuple[Any, ...]) -> dict[str, Any]:
     named = zip(READ, args, strict=False)
-    tensors = {name: one for name, one in named if one is not None}
-    config = backward_config(tensors, initial)
-    return tensors, _written(tensors, config), config, scale
+    return {name: one for name, one in named if one is not None}
 
 
-def _all(made: dict[str, Any], like: Any) -> tuple[Any, ...]:
-    return tuple(made[x] if x in made else like.new_empty(0) for x in WRITTEN)
+def _plan(*args: Any) -> RecurrentConfig:
+    return backward_config(_given(args), args[len(READ)])
 
 
-def _run(*args: Any) -> tuple[Any, ...]:
-    tensors, made, config, scale = _given(args)
-    v = tensors["v"]
-    if v.numel() == 0:
-        for one in made.values():
+def _results(config: RecurrentConfig, *args: Any) -> tuple[Any, ...]:
+    """What the kernels write, dq and dk like q and k; empty where there is none."""
+    tensors = _given(args)
+    v, names = tensors["v"], [name for name in WRITTEN[2:] if name in _written(config)]
+    made = {f"d{x}": v.new_empty(tensors[x].shape) for x in ("q", "k")}
+    made |= _room(config, tensors, names)
+    return tuple(made[x] if x in made else v.new_empty(0) for x in WRITTEN)
+
+
+def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None:
+    tensors, made = _given(args), dict(zip(WRITTEN, results, strict=True))
+    if tensors["v"].numel() == 0:
+        for one in results:
             one.zero_()
-        return _all(made | {f"d{x}": torch.zeros_like(tensors[x]) for x in ("q", "k")}, v)
-
-    every = tensors | made
+        return
+    # Slots that share q and k leave parts of dq and dk; `starts` is what a kernel leaves another.
+    shared = tensors["q"].shape[2] != slots_of(config, tensors["v"].shape[2])
+    own = [x for x in _written(config) if x not in WRITTEN or (shared and x in WRITTEN[:2])]
+    kept = _room(config, tensors, own)
+    every = tensors | made | kept
     for part in parts_of(config):
 
         def make(part: str = part) -> Built:
@@ -99,17 +115,12 @@ def _run(*args: Any) -> tuple[Any, ...]:
             return compiled(program, backward_policy(config, part), allow=ALLOW)
 
         arrays = {name: every[name] for name in backward_arrays(config, part)}
-        launch(("backward", part, config), make, arrays, {"scale": scale})
-    return _all(made | shared_sums(tensors, made), v)
+        launch(("backward", part, config), make, arrays, {"scale": args[-1]})
+    for name in WRITTEN[:2] if shared else ():
+        _add_slots(kept[name], made[name])
 
 
-def _fake(*args: Any) -> tuple[Any, ...]:
-    tensors, made, _, _ = _given(args)
-    keys = {f"d{x}": made[f"d{x}"].new_empty(tensors[x].shape) for x in ("q", "k")}
-    return _all(made | keys, tensors["v"])
-
-
-_operator = operator("warploom::recurrent_backward", SCHEMA, _run, _fake)
+_operator = operator("warploom::recurrent_backward", SCHEMA, *steps(_plan, _results, _fill))
 
 
 def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> dict[str, Any]:
@@ -137,22 +148,12 @@ def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     return found | ({"initial": made["dinitial"]} if "initial" in tensors else {})
 
 
-def shared_sums(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    """dq and dk like q and k, where several slots have parts of them."""
-    (batch, rows, groups, d), slots = tensors["q"].shape, made["dq"].shape[2]
-    if slots == groups:
-        return {}
-    parts = slots // groups
-    program = slot_sums(parts, d)
-
-    def make() -> Built:
-        return compiled(program, slot_schedule(program))
-
-    found = {name: made[name].new_empty((batch, rows, groups, d)) for name in ("dq", "dk")}
-    for name, sums in found.items():
-        arrays = {"parts": made[name].view(-1, parts, d), "sums": sums.view(-1, d)}
-        launch(("slot sums", parts, d), make, arrays)
-    return found
+def _add_slots(parts: Any, sums: Any) -> None:
+    """Add what the slots of a group have, into the tensor like q."""
+    count, d = parts.shape[2] // sums.shape[2], sums.shape[3]
+    program = slot_sums(count, d)
+    arrays = {"parts": parts.view(-1, count, d), "sums": sums.view(-1, d)}
+    launch(("slot sums", count, d), lambda: compiled(program, slot_schedule(program)), arrays)
 
 
 def _over_slots(parts: Any, axis: int, count: int) -> Any:

@@ -297,7 +297,7 @@ def rms_norm(
 ) -> Any:
     """x / sqrt(mean x^2 + eps) weight + bias along the last dimension; with `residual` of
     dropout(x) + residual, which is the second result."""
-    made = _named("rmsnorm", x, weight, bias, residual, eps, dropout)
+    made = _norm("rmsnorm", x, w=weight, b=bias, residual=residual, eps=eps, p=dropout)
     return made["y"] if residual is None else (made["y"], made["summed"])
 
 
@@ -311,29 +311,20 @@ def layer_norm(
 ) -> Any:
     """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` and `dropout` as of
     `rms_norm`."""
-    made = _named("layernorm", x, weight, bias, residual, eps, dropout)
+    made = _norm("layernorm", x, w=weight, b=bias, residual=residual, eps=eps, p=dropout)
     return made["y"] if residual is None else (made["y"], made["summed"])
 
 
-def _named(
-    op: str,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    residual: Any,
-    eps: float,
-    dropout: float = 0.0,
-    fp8: bool = False,
-) -> dict[str, Any]:
-    """The results of a norm by their names. What dropout leaves out follows from two words that
-    torch's generator of the device gives."""
+def _norm(op: str, x: Any, **named: Any) -> dict[str, Any]:
+    """The results of a norm by their names, of arguments by the names of its signature. What
+    dropout leaves out follows from two words that torch's generator of the device gives."""
+    given: dict[str, Any] = {"x": x, "p": 0.0, "fp8": False, "seed": None, **named}
+    dropout, residual = given["p"], given["residual"]
     if not 0 <= dropout < 1 or (dropout and residual is None):
         raise InputError(
             f"{op} dropout={dropout} {'without' if residual is None else 'with'} a residual: "
             "expected a probability below 1, and a residual that what is kept is added to"
         )
-    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps, "p": dropout}
-    given |= {"fp8": fp8, "seed": None}
     if dropout:
         words = {"dtype": torch.int32, "device": x.device}
         given["seed"] = torch.randint(-(2**31), 2**31 - 1, (2,), **words)
@@ -418,7 +409,7 @@ def quantised_layer_norm(
 
 def _quantised(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> Any:
     with torch.no_grad():
-        made = _named(op, x, weight, bias, residual, eps, fp8=True)
+        made = _norm(op, x, w=weight, b=bias, residual=residual, eps=eps, fp8=True)
     y, scale = made["y"], made["scale"]
     return (y, scale) if residual is None else (y, scale, made["summed"])
 

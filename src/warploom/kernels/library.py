@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Entry:
     table      the tuned table, and under which sizes it knows a shape; `variant(config, sizes,
                given)` is its choice, or None when a field that it would set was `given`: then
                `policy` says what a configuration gets
+    flops      operations of the matmuls asked for, without padding; 0 where none are known
     """
 
     config: Callable[..., Any]
@@ -86,6 +88,7 @@ class Entry:
     follow: Callable[[Any, dict[str, int], Set[str]], None] = lambda config, sizes, given: None
     arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
+    flops: Callable[[Any, Sizes], float] = lambda config, sizes: 0.0
 
 
 def _kinds(config: type) -> dict[str, str]:
@@ -156,19 +159,24 @@ def _recurrent_arrays(program: Program, sizes: Sizes, seed: int) -> Values:
     return values
 
 
-# Names that fields of the configurations had once.
+NO_CLUSTER = "gone: it cost more than it saved (docs/attention.md)"
+# Names that fields of the configurations had once, and what became of them.
 FORMER: Mapping[str, Mapping[str, str]] = {
-    "gemm": {"across": "swap_ab", "together": "in_cluster", "ahead": "products_in_flight"},
+    "gemm": {
+        "across": "called 'swap_ab'",
+        "together": "called 'in_cluster'",
+        "ahead": "called 'products_in_flight'",
+    },
     "attention": {
-        "apart": "split_mask_loop",
-        "slack": "rescale_threshold",
-        "guess": "optimistic_threshold",
-        "shared": "cluster_m",
+        "apart": "called 'split_mask_loop'",
+        "slack": "called 'rescale_threshold'",
+        "guess": "called 'optimistic_threshold'",
+        **dict.fromkeys(("shared", "cluster_m"), NO_CLUSTER),
     },
 }
 # Fields that a variant sets: who gives one gets the textbook schedule of what was given.
 GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "products_in_flight"))
-ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "cluster_m", "optimistic_threshold"))
+ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "optimistic_threshold"))
 
 
 def _gemm_asked(config: gemm.GemmConfig, sizes: Sizes) -> dict[str, int]:
@@ -177,6 +185,16 @@ def _gemm_asked(config: gemm.GemmConfig, sizes: Sizes) -> dict[str, int]:
 
 def _gemm_variant(config: gemm.GemmConfig, sizes: Sizes, given: frozenset[str]) -> Variant | None:
     return None if given & GEMM_TILE else choose_gemm(base=config, **_gemm_asked(config, sizes))
+
+
+def _gemm_flops(config: gemm.GemmConfig, sizes: Sizes) -> float:
+    return 2.0 * prod(_gemm_asked(config, sizes).values())
+
+
+def _attention_flops(config: attention.AttentionConfig, sizes: Sizes) -> float:
+    """Of half of the scores under a causal mask; a window's are not counted."""
+    asked = prod(sizes[dim] for dim in ("batch", "heads", "rows", "keys", "d"))
+    return 0.0 if config.window is not None else (2.0 if config.causal else 4.0) * asked
 
 
 def _attention_asked(config: attention.AttentionConfig, sizes: Sizes) -> dict[str, int]:
@@ -206,6 +224,7 @@ KERNELS: dict[str, Entry] = {
         asked=_gemm_asked,
         variant=_gemm_variant,
         arrays=scaled_arrays,
+        flops=_gemm_flops,
     ),
     "attention": Entry(
         attention.AttentionConfig,
@@ -222,6 +241,7 @@ KERNELS: dict[str, Entry] = {
         variant=_attention_variant,
         follow=_attention_sizes,
         arrays=scaled_arrays,
+        flops=_attention_flops,
     ),
     "recurrent": Entry(
         recurrent.RecurrentConfig,
@@ -304,9 +324,7 @@ def configure(
         else:
             known = "expected one of " + (", ".join([*kernel.settings, *sizes]) or "none")
             now = FORMER.get(name, {}).get(key)
-            raise InputError(
-                f"{name} has no setting {key!r}: {f'it is called {now!r}' if now else known}"
-            )
+            raise InputError(f"{name} has no setting {key!r}: {f'it is {now}' if now else known}")
     config = kernel.config(**chosen)
     kernel.follow(config, sizes, settings.keys())
     return config, sizes

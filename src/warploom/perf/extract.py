@@ -23,9 +23,9 @@ from math import ceil, prod
 from warploom.codegen.analysis.instructions import Work, work
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.role_code import Skips, guard_of
+from warploom.codegen.ir.copies import expandable, touches
 from warploom.codegen.ir.memory_order import memory_chains
 from warploom.codegen.ir.place import Placement, contracted
-from warploom.codegen.passes.copies import expandable, touches
 from warploom.errors import InputError
 from warploom.perf.contend import crowded as crowded_nodes
 from warploom.schedule.model.costs import CostTable, target

@@ -262,7 +262,7 @@ class Gates:
         """Bytes that this block loads for one tile, and the copies it takes."""
         assert step.op.dst is not None
         kind, plan = step.op.dst.type, self.block.launch
-        size = self.block.home(step.op.dst.name)[1].tile.bytes
+        size = self.block.placement.shared[step.op.dst.name][1].bytes
         if is_multicast(self.block.placement.program, plan, step.op):
             size //= plan.cluster[1]
         return size, max(1, ceil(kind.shape[-1] * kind.dtype.bytes / BOX))

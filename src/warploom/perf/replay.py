@@ -359,7 +359,7 @@ def _events(
             add("smem", 2 * size)
             add("instruction", size / TURN_BYTES * TURN_INSTRUCTIONS)
         else:
-            add("copy", block.home(step.op.dst.name)[1].tile.bytes)
+            add("copy", block.placement.shared[step.op.dst.name][1].bytes)
     return found
 
 

@@ -57,9 +57,6 @@ CHOICES = (
         ),
     ),
 )
-# Worth having unless ptxas finds no registers for the branch, as with a window: forms without them
-# are tried only where none with them is of use.
-NEARLY_ALWAYS = frozenset({"mask_in_place"})
 RULES = {rule.name: rule for rule in (*ALWAYS, *(rule for group in CHOICES for rule in group))}
 
 

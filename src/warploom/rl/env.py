@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import gymnasium
 import numpy as np
@@ -29,7 +29,6 @@ from warploom.rl.board import Board
 from warploom.rl.observe import GraphView, Listing, Observation
 from warploom.rl.offers import BlockNow
 from warploom.rl.profile import Profile, profile_named
-from warploom.rl.programs import programs_of, seen_of
 from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.timing.timing_model import ModelSettings, TimingModel
@@ -51,17 +50,11 @@ class Scorer(Protocol):
 
 
 class ModelScorer:
-    """The timing model: no GPU, no noise. It ranks schedules and measures nothing.
-
-    Scores are relative to the program that `board` was made of, those of other programs too.
-    """
+    """The timing model: no GPU, no noise. It ranks schedules and measures nothing."""
 
     def __init__(self, board: Board, settings: ModelSettings | None = None) -> None:
-        self._settings = settings
-        model = TimingModel(board.kernel, settings)
-        self._models: dict[int, tuple[TimingModel, dict[int, tuple[BlockNow, Any]]]] = {
-            id(board): (model, {})
-        }
+        self._model = TimingModel(board.kernel, settings)
+        self._kept: dict[int, tuple[BlockNow, Any]] = {}
         compiled = tuple(
             (
                 tuple(range(block.start, block.end)),
@@ -69,7 +62,7 @@ class ModelScorer:
             )
             for block in board.kernel.blocks
         )
-        self._original = model.kernel_cycles(compiled)
+        self._original = self._model.kernel_cycles(compiled)
         # The last few states by identity: what is taken back has just been asked about.
         self._last: deque[tuple[list[BlockNow], Score]] = deque(maxlen=REMEMBERED)
 
@@ -78,16 +71,13 @@ class ModelScorer:
         for state, score in self._last:
             if all(one is other for one, other in zip(state, board.now, strict=False)):
                 return score
-        if id(board) not in self._models:
-            self._models[id(board)] = (TimingModel(board.kernel, self._settings), {})
-        model, kept = self._models[id(board)]
         signature: list[Any] = []
         for block, now in enumerate(board.now):
-            known = kept.get(block)
+            known = self._kept.get(block)
             if known is None or known[0] is not now:
-                known = kept[block] = (now, board.controls(block))
+                known = self._kept[block] = (now, board.controls(block))
             signature.append(known[1])
-        score = Score(self._original / model.kernel_cycles(signature))
+        score = Score(self._original / self._model.kernel_cycles(signature))
         self._last.append((list(board.now), score))
         return score
 
@@ -101,38 +91,25 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         self, game: Game, profile: Profile, scorer: Scorer | None = None, render_mode: Any = None
     ) -> None:
         super().__init__()
-        self.programs = programs_of(game, profile)
-        self.original, self.board = game.original, self.programs[0].board
+        self.original, self.board = game.original, Board(game, profile)
         self.profile = profile
         self.render_mode = render_mode
         self.scorer: Scorer = scorer or ModelScorer(self.board)
         view = GraphView if profile.network == "graph" else Listing
-        self._views = {id(one.board): view(one.board) for one in self.programs}
-        space = view.space(profile.lines)
-        self._seen_programs = seen_of(self.programs, profile) if profile.programs else None
-        if self._seen_programs is not None and isinstance(space, spaces.Dict):
-            shape = self._seen_programs.shape
-            chooser = spaces.Box(0.0, 1.0, shape)
-            # Gymnasium leaves the type of a space's values open.
-            inner = cast(dict[str, Any], space.spaces)  # pyright: ignore[reportUnknownMemberType]
-            space = spaces.Dict({**inner, "programs": chooser})
-        self.observation_space = space
-        # Actions on lines, then one for each program: that the episode be played on it.
-        self._lines = self.board.actions
-        self._choices = profile.programs + 1 if profile.programs else 0
-        self.action_space = spaces.Discrete(self._lines + self._choices)
-        self._choosing = False
+        self._view = view(self.board)
+        self.observation_space = view.space(profile.lines)
+        self.action_space = spaces.Discrete(self.board.actions)
         self.path: list[int] = []
         self.best_path: list[int] = []
         self.best_speedup = 1.0
-        self._best_state = (self.board, self.board.snapshot())
+        self._best_state = self.board.snapshot()
         self._steps = 0
         self._time = self._fastest = 1.0
         self._guide = ModelScorer(self.board) if profile.stride > 1 else None
         self._modelled = 1.0
         self._unscored = 0
         self._scored = (self.board.snapshot(), 0)
-        self._mask = self._legal()
+        self._mask = self.board.mask()
         if not self._mask.any():
             raise InputError(
                 f"{self.board.kernel.name}: no action of profile {profile.name!r} is legal"
@@ -147,62 +124,23 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         super().reset(seed=seed)
         again = self.best_speedup > 1.0 and self.np_random.random() < self.profile.restart
         if again:
-            self.board, state = self._best_state
-            self.board.restore(state)
-            self._choosing = False
+            self.board.restore(self._best_state)
         else:
-            self._begin()
+            self.board.restore(self.board.start)
         self.path = list(self.best_path) if again else []
         self._time = 1.0 / self.best_speedup if again else 1.0
         self._steps = 0
-        self._mask = self._legal()
+        self._mask = self.board.mask()
         if not self._mask.any():
-            self._begin()
-            self.path, self._time, self._mask = [], 1.0, self._legal()
+            self.board.restore(self.board.start)
+            self.path, self._time, self._mask = [], 1.0, self.board.mask()
         self._fastest = self._time
         self._stand()
         return self.observe(), self._info("ok")
 
-    def _begin(self) -> None:
-        """To the start: the original as it came, with the program still to be chosen."""
-        self.board = self.programs[0].board
-        self.board.restore(self.board.start)
-        self._choosing = self._choices > 0
-
-    def _legal(self) -> npt.NDArray[np.bool_]:
-        """Which actions are legal: the programs' checkers say so as an episode begins, then the
-        verifier's rules for the program chosen."""
-        mask = np.zeros(self._lines + self._choices, bool)
-        if self._choosing:
-            for number, program in enumerate(self.programs):
-                mask[self._lines + number] = program.legal
-        else:
-            mask[: self._lines] = self.board.mask()
-        return mask
-
-    def _enter(self, action: int) -> None:
-        """Take an action, the choice of a program included; `InputError` when it is not legal."""
-        if not self._choosing:
-            self.board.take(action)
-            return
-        number = action - self._lines
-        if not 0 <= number < len(self.programs) or not self.programs[number].legal:
-            raise InputError(f"action {action} chooses no program")
-        self.board, self._choosing = self.programs[number].board, False
-        self.board.restore(self.board.start)
-
     def words(self, path: list[int]) -> list[str]:
         """The actions of a path in words."""
-        found: list[str] = []
-        board = self.programs[0].board
-        for action in path:
-            if action >= self._lines:
-                program = self.programs[action - self._lines]
-                board = program.board
-                found.append(f"play on: {program.base.why}")
-            else:
-                found.append(board.words(action))
-        return found
+        return [self.board.words(action) for action in path]
 
     def _stand(self) -> None:
         """What stands on the board is scored: the next stride begins here."""
@@ -218,12 +156,6 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         if not self._mask[int(action)]:
             info = {**self._info("ok"), "illegal": True}
             return self.observe(), PENALTY, False, truncated, info
-        if self._choosing:
-            self._enter(int(action))
-            self.path.append(int(action))
-            self._stand()
-            self._mask = self._legal()
-            return self.observe(), 0.0, not self._mask.any(), truncated, self._info("ok")
         before = self.board.snapshot()
         self.board.take(int(action))
         self.path.append(int(action))
@@ -231,7 +163,7 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         if self._guide is not None:
             shaped = self._follow_model(before)
             if self._unscored < self.profile.stride and not (truncated and self._unscored):
-                self._mask = self._legal()
+                self._mask = self.board.mask()
                 ended = not self._mask.any()
                 return self.observe(), shaped, ended, truncated, self._info("modelled")
             before = self._scored[0]
@@ -246,13 +178,13 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
             if score.speedup > self.best_speedup:
                 self.board.candidate()  # the verifier's own verdict on whatever is kept
                 self.best_speedup, self.best_path = score.speedup, list(self.path)
-                self._best_state = (self.board, self.board.snapshot())
+                self._best_state = self.board.snapshot()
             self._settle(now, before)
         elif self.profile.accept is not None:
             self._take_back(before)
             right = True
         self._stand()
-        self._mask = self._legal()
+        self._mask = self.board.mask()
         terminated = not right or not self._mask.any()
         return (
             self.observe(),
@@ -297,12 +229,7 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
 
     def observe(self) -> Observation:
         """What is seen of the board as it stands."""
-        seen = self._views[id(self.board)].see()
-        if self._seen_programs is not None and isinstance(seen, dict):
-            # What there is to choose from shows while there is a choice.
-            offered = self._seen_programs * float(self._choosing)
-            seen = {**seen, "programs": offered}
-        return seen
+        return self._view.see()
 
     def render(self) -> str:
         """The state in one line."""
@@ -329,28 +256,28 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
     def load_state(self, state: Mapping[str, Any]) -> Observation:
         """Go on from a saved state; returns the observation that stands there."""
         self.follow(state["best_path"])
-        self._best_state = (self.board, self.board.snapshot())
+        self._best_state = self.board.snapshot()
         self.best_path, self.best_speedup = list(state["best_path"]), state["best_speedup"]
         path, scored = list(state["path"]), state["scored"]
         self.follow(path[:scored])
         self.path = path[:scored]
         self._stand()
         for action in path[scored:]:
-            self._enter(action)
+            self.board.take(action)
         self._unscored = len(path) - scored
         if self._guide is not None:
             self._modelled = 1.0 / self._guide.score(self.board).speedup
         self.path, self._steps = list(state["path"]), state["steps"]
         self._time, self._fastest = state["time"], state["fastest"]
         self.np_random.bit_generator.state = state["rng"]
-        self._mask = self._legal()
+        self._mask = self.board.mask()
         return self.observe()
 
     def follow(self, path: list[int]) -> None:
         """From the start through a path; raises `InputError` where an action is not legal."""
-        self._begin()
+        self.board.restore(self.board.start)
         for action in path:
-            self._enter(action)
+            self.board.take(action)
 
 
 def make_env(

@@ -21,7 +21,6 @@ from warploom.sass.rules.constraints import BLOCK_EDGE
 from warploom.sass.rules.original import SLOTS
 from warploom.sass.rules.versions import Timed
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 

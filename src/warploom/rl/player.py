@@ -19,14 +19,12 @@ from typing import Final
 from warploom.rl.board import Board
 from warploom.rl.env import AssemblyGame
 from warploom.rl.profile import Profile, profile_named
-from warploom.rl.programs import write_programs
 from warploom.rl.replay import Replay
 from warploom.rl.train import CHECKPOINT, Trainer, read_policy
 from warploom.search.game import Candidate, Family, Game
 from warploom.search.players import Play, Player, Score
 
 REPLAY: Final = "replay.json"
-PROGRAMS: Final = "programs"  # the folder of the lineages of programs other than the original
 JOIN_S: Final = 30.0
 
 
@@ -70,8 +68,6 @@ def learned(
     """Play a game by training on it. With a folder: checkpoints, logs and the best's replay."""
     handover = Handover(profile.remember, game.tally)
     env = AssemblyGame(game, profile, handover)
-    if folder is not None:
-        write_programs(folder / PROGRAMS, env.programs)
     keep = partial(_keep_replay, env, folder)
     trainer = Trainer([env], profile, seed, folder, steps, keep)
     if policy is not None:

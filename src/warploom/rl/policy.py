@@ -25,7 +25,6 @@ from torch import nn
 
 from warploom.rl.observe import EDGE_COLUMNS, GRAPH_COLUMNS
 from warploom.rl.profile import Profile
-from warploom.rl.programs import COLUMNS
 
 WIDTH: Final = 32
 HEADS: Final = 2
@@ -110,10 +109,7 @@ class GraphNet(BaseFeaturesExtractor):
     def __init__(self, observation_space: spaces.Dict) -> None:
         count = observation_space["lines"].shape
         assert count is not None
-        # What is seen of other programs goes past the network to the head that chooses one.
-        programs = observation_space.spaces.get("programs")
-        more = int(np.prod(programs.shape or ())) if programs is not None else 0
-        super().__init__(observation_space, (count[0] + 1) * WIDTH + more)
+        super().__init__(observation_space, (count[0] + 1) * WIDTH)
         self.enter = nn.Linear(GRAPH_COLUMNS, WIDTH)
         self.rounds = nn.ModuleList(PartnerAttention() for _ in range(LAYERS))
 
@@ -130,29 +126,23 @@ class GraphNet(BaseFeaturesExtractor):
         for attention in self.rounds:
             lines = attention(lines, index, edges, present)
         empty = torch.zeros(len(lines), room - used, WIDTH)
-        rows = torch.cat([lines, empty, _mean(lines, present)[:, :1]], 1).flatten(1)
-        programs = observations.get("programs")
-        return rows if programs is None else torch.cat([rows, programs.flatten(1)], 1)
+        return torch.cat([lines, empty, _mean(lines, present)[:, :1]], 1).flatten(1)
 
 
 class LineHeads(nn.Module):
     """Scores of every action from its own line, and the critic's features from the mean."""
 
-    def __init__(self, lines: int, kinds: int, programs: int) -> None:
+    def __init__(self, lines: int, kinds: int) -> None:
         super().__init__()
-        self.lines, self.programs = lines, programs
-        self.latent_dim_pi = lines * kinds + programs
+        self.lines = lines
+        self.latent_dim_pi = lines * kinds
         self.latent_dim_vf = CRITIC
         self.actor = nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, kinds))
         self.critic = nn.Sequential(nn.Linear(WIDTH, CRITIC), nn.Tanh())
-        if programs:
-            wide = nn.Linear(WIDTH + COLUMNS, WIDTH)
-            self.chooser = nn.Sequential(wide, nn.Tanh(), nn.Linear(WIDTH, 1))
 
     def _rows(self, features: torch.Tensor) -> torch.Tensor:
         """The lines' features and their mean [B, lines + 1, WIDTH]."""
-        size = (self.lines + 1) * WIDTH
-        return features[:, :size].view(len(features), self.lines + 1, WIDTH)
+        return features.view(len(features), self.lines + 1, WIDTH)
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits of all actions [B, lines * kinds], critic features [B, 64])."""
@@ -162,12 +152,7 @@ class LineHeads(nn.Module):
         """Logits of all actions."""
         rows = self._rows(features)
         lines, mean = rows[:, :-1], rows[:, -1:]
-        logits = self.actor(torch.cat([lines, mean.expand_as(lines)], -1)).flatten(1)
-        if not self.programs:
-            return logits
-        seen = features[:, rows[0].numel() :].view(len(features), self.programs, COLUMNS)
-        whole = torch.cat([seen, mean.expand(-1, self.programs, -1)], -1)
-        return torch.cat([logits, self.chooser(whole).flatten(1)], 1)
+        return self.actor(torch.cat([lines, mean.expand_as(lines)], -1)).flatten(1)
 
     def forward_critic(self, features: torch.Tensor) -> torch.Tensor:
         """Features of the value head."""
@@ -177,12 +162,12 @@ class LineHeads(nn.Module):
 class LinePolicy(MaskableActorCriticPolicy):
     """A maskable policy whose logits come line by line from the graph network."""
 
-    def __init__(self, *args: Any, lines: int, kinds: int, programs: int, **more: Any) -> None:
-        self._lines, self._kinds, self._programs = lines, kinds, programs
+    def __init__(self, *args: Any, lines: int, kinds: int, **more: Any) -> None:
+        self._lines, self._kinds = lines, kinds
         super().__init__(*args, features_extractor_class=GraphNet, **more)
 
     def _build_mlp_extractor(self) -> None:
-        self.mlp_extractor: Any = LineHeads(self._lines, self._kinds, self._programs)
+        self.mlp_extractor: Any = LineHeads(self._lines, self._kinds)
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)
@@ -199,9 +184,7 @@ def policy_of(profile: Profile) -> tuple[type[MaskableActorCriticPolicy], dict[s
     """The policy class of a profile and what to construct it with."""
     adam = {"optimizer_kwargs": {"eps": profile.ppo.adam_eps}}
     if profile.network == "graph":
-        programs = profile.programs + 1 if profile.programs else 0
-        shape = {"lines": profile.lines, "kinds": len(profile.kinds), "programs": programs}
-        return LinePolicy, {**shape, **adam}
+        return LinePolicy, {"lines": profile.lines, "kinds": len(profile.kinds), **adam}
     return MaskableActorCriticPolicy, {
         "features_extractor_class": ListingCnn,
         "net_arch": [],

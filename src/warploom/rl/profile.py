@@ -84,7 +84,6 @@ class Profile:
     than the episode's best by more than that share is taken back: the policy proposes, the score
     disposes. `worst_reward` bounds the reward of a slow step from below. `stride`: accepted steps
     from one score to the next; those between are rewarded and judged by the timing model.
-    `programs`: other programs of the kernel (renamed, pipelined) that an episode may be played on.
     """
 
     name: str
@@ -101,12 +100,11 @@ class Profile:
     accept: float | None = None
     worst_reward: float | None = None
     stride: int = 1
-    programs: int = 0
 
     @property
-    def weights(self) -> tuple[str, tuple[Kind, ...], bool]:
+    def weights(self) -> tuple[str, tuple[Kind, ...]]:
         """What a network's weights depend on: a policy of one profile plays another alike."""
-        return self.network, self.kinds, self.programs > 0
+        return self.network, self.kinds
 
 
 CUASMRL: Final = Profile(
@@ -138,9 +136,8 @@ WIDE: Final = Profile(
 GUIDED: Final = replace(
     WIDE, name="guided", horizon=64, stride=4, ppo=replace(WIDE.ppo, steps=64, epochs=2)
 )
-PROGRAMS: Final = replace(GUIDED, name="programs", programs=3)
 PROFILES: Final[Mapping[str, Profile]] = {
-    profile.name: profile for profile in (CUASMRL, WIDE, GUIDED, PROGRAMS)
+    profile.name: profile for profile in (CUASMRL, WIDE, GUIDED)
 }
 
 

@@ -41,7 +41,7 @@ class Replay:
     @classmethod
     def of(cls, env: AssemblyGame) -> Replay:
         """The replay of an environment's best state."""
-        standing = env.board, env.board.snapshot()
+        standing = env.board.snapshot()
         path = list(env.best_path)
         env.follow(path)
         board, image = env.board, env.board.candidate().cubin
@@ -56,8 +56,7 @@ class Replay:
             tuple(path),
             tuple(env.words(path)),
         )
-        env.board, state = standing
-        env.board.restore(state)
+        env.board.restore(standing)
         return found
 
     def write(self, path: Path) -> None:

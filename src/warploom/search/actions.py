@@ -9,21 +9,24 @@ from typing import Final
 from warploom.errors import InputError
 from warploom.sass.decode.control import Control
 
-# Names of `--moves`. The first four are steps of the game on one program, `pace` one that is taken
-# only when named (longer stalls: other warps go first); the others make another program of the
-# original (see `lineage`), proved by a checker of its own.
+# Names of `--moves`. The first four are steps of the game on one program; the last makes another
+# program of the original (see `lineage`), proved by a checker of its own.
 STEPS: Final = ("order", "stall", "yield", "reuse")
-PROGRAMS: Final = ("rotate", "rename", "scoreboards")
-OPTIONAL: Final = ("pace",)
-MOVES: Final = (*STEPS, *OPTIONAL, *PROGRAMS)
-FORMER: Final = {"boards": "scoreboards"}  # names that moves had once
+PROGRAMS: Final = ("scoreboards",)
+MOVES: Final = (*STEPS, *PROGRAMS)
+LOST: Final = "no gain was measured (docs/search.md)"
+# Moves that there were once, and what became of them.
+FORMER: Final = {
+    "boards": "it is called scoreboards",
+    **dict.fromkeys(("rename", "rotate", "pace"), f"gone: {LOST}"),
+}
 
 
 def moves_of(names: Iterable[str]) -> frozenset[str]:
     """A set of move names; raises `InputError` for an unknown one, or when no step is left."""
     chosen = frozenset(names)
     if unknown := sorted(chosen - set(MOVES)):
-        now = f"it is called {FORMER[unknown[0]]!r}; " if unknown[0] in FORMER else ""
+        now = "".join(f"{FORMER[name]}; " for name in unknown[:1] if name in FORMER)
         raise InputError(f"unknown move {unknown[0]!r}: {now}expected some of {', '.join(MOVES)}")
     if "order" not in chosen:
         raise InputError("the game needs the move 'order'; the others add to it")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from warploom.errors import ToolMissing
 from warploom.sass.decode.kernel import Block, Kernel
 from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.distances import key_of
 from warploom.sass.flow.loops import depths, natural_loops
-from warploom.sass.flow.mining import key_of
 from warploom.sass.timing.costs import hopper
 from warploom.search.actions import Reorder
 

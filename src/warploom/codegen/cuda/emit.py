@@ -24,11 +24,11 @@ from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, me
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline
+from warploom.codegen.ir.copies import extra_tiles
 from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.text import block_text
-from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
 from warploom.tile import Var
 from warploom.tile.dtypes import HALVES, dtype

@@ -18,8 +18,8 @@ from warploom.codegen.analysis.role_code import Code, Guarded, LoopCode, first_s
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.copies import copy_name, names_at, rename, renamed, unroll_of
 from warploom.codegen.ir.steps import Join, OpStep
-from warploom.codegen.passes.copies import copy_name, names_at, rename, renamed, unroll_of
 
 Emit = Callable[[Values, Sequence[Code], str, int], list[str]]
 

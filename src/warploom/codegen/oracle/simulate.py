@@ -17,6 +17,7 @@ from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
+from warploom.codegen.ir.copies import names_at, rename, renamed
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Fill, Issue, Join, OpStep, Step, Wait
 from warploom.codegen.oracle.barriers import (
@@ -27,10 +28,9 @@ from warploom.codegen.oracle.barriers import (
     PhaseBarrier,
     TaskRing,
 )
+from warploom.codegen.oracle.localise import localiser
 from warploom.codegen.oracle.simulate_steps import Steps
 from warploom.codegen.oracle.state import Agent, Matmul, SharedRing, Slot
-from warploom.codegen.passes.copies import names_at, rename, renamed
-from warploom.codegen.passes.localise import localiser
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
 from warploom.tile.interpret import (

@@ -18,10 +18,10 @@ from warploom.codegen.ir.block import (
     Section,
     Straight,
 )
+from warploom.codegen.ir.copies import expandable
 from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Fill, OpStep, Release, Take, start_of
-from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Group, Schedule

@@ -69,7 +69,9 @@ def simt(program: Program) -> SimtSchedule:
     wanted = min(max(_power(-(-widest // few)), SMALL), lanes * _power(-(-widest // cols)))
     chosen = max(WARP, min(wanted, MOST_LANES))
     launch = GRID
-    if vector > 1 and not carried and len(wide) == 1:
+    # A transposed tile is held twice: what a matmul's sums are turned from takes all registers.
+    turned = any(op.kind == "transpose" for op in program.ops())
+    if vector > 1 and not carried and len(wide) == 1 and not turned:
         launch = replace(GRID, resident=max(1, min(MOST_RESIDENT, RESIDENT // chosen)))
     made = SimtSchedule("simt", chosen, min(chosen, lanes), vector, launch)
     return _shared(program, made, along // made.lanes, 1 if one_block else MOST_BLOCKS)

@@ -311,8 +311,9 @@ def backward_policy(config: BackwardConfig) -> Policy:
 
     Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
     are of equal length, but have more heads at work: 16384 rows of heads of 128 lost a third on an
-    H200, where L2 does not hold their sums. Packed tasks come longest first by their table: the
-    next free SM would take 144 to 416 bytes of spills.
+    H200, where L2 does not hold their sums. Few tasks do not pair up: of grouped heads, those of a
+    band come longest first. Packed tasks come longest first by their table: the next free SM would
+    take 144 to 416 bytes of spills.
     """
     static = config.packed or not config.causal
     scheduler = "static" if static else "serpentine" if config.paired else "dynamic"
@@ -320,6 +321,8 @@ def backward_policy(config: BackwardConfig) -> Policy:
     launch = LaunchPlan(
         split="keys",
         tile_scheduler=scheduler,
+        supergroup=config.band,
+        grouped="all" if config.band else "row",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
         store_warps=not config.split,

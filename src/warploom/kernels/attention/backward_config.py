@@ -64,6 +64,9 @@ SPECIAL = {64: Style(late=True, fenced=True, taken=True), 128: Style(taken=True)
 IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
 # Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
 PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
+# Rows of all key heads whose causal tasks go out together, the longest first: L2 holds what they
+# read and add to. At most so many heads.
+BAND, MOST_HEADS = 32768, 32
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
@@ -74,8 +77,9 @@ class BackwardConfig:
 
     A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
     multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
-    go out in pairs of a long and a short one, which L2 must have room for. `split`: dq has a kernel
-    of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
+    go out in pairs of a long and a short one, which L2 must have room for. `band`: those of so many
+    key heads go out together, the longest first; 0: one head's after another's. `split`: dq has a
+    kernel of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
     `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
     written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
     that of q and k, for which there are kernels that make each gradient by itself.
@@ -90,6 +94,7 @@ class BackwardConfig:
     deterministic: bool = False
     whole_keys: bool = False
     paired: bool = False
+    band: int = 0
     split: bool = False
     packed: bool = False
     style: Style | None = None
@@ -236,8 +241,14 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     if config.packed:
         return config
     low, high = PAIRED.get(config.depth, (1, 0))
-    paired = config.causal and not config.deterministic and low <= rows <= high
+    free = config.causal and not config.deterministic
+    # A task of grouped heads is as long as all of theirs: the last to go out must be short.
+    grouped = free and config.group > 1 and config.window is None and not config.long
+    band = min(MOST_HEADS, 1 << max(1, BAND // rows).bit_length() - 1) if grouped else 1
+    paired = free and not grouped and low <= rows <= high
     whole = not config.long and keys % config.tile[1] == 0
     # Tiles that begin at the same rows wait for one another at first: long sequences hide it.
     split = config.deterministic and not (config.long or config.causal) and rows < IN_TURN
-    return replace(config, whole_keys=whole, paired=paired, split=split)
+    return replace(
+        config, whole_keys=whole, paired=paired, band=band if band > 1 else 0, split=split
+    )

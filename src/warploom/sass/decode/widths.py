@@ -48,9 +48,6 @@ def group_words(opcode: str) -> int:
     return columns // 4 if ".F16" in opcode.rsplit("x", maxsplit=1)[-1] else columns // 2
 
 
-_WIDE_RESULT: Final = re.compile(r"\.(F64|S64|U64)\b")
-
-
 def _conversion_widths(opcode: str) -> tuple[int, int]:
     """(result, source) words of I2F, F2I, F2F, FRND: `OP.TO.FROM`."""
     types = [part for part in opcode.split(".")[1:] if re.fullmatch(r"[FSU](8|16|32|64)", part)]

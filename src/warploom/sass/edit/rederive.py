@@ -20,8 +20,8 @@ from warploom.sass.decode.operand_slots import slot_registers
 from warploom.sass.decode.resources import Access
 from warploom.sass.flow.aliasing import is_sync
 from warploom.sass.flow.dependence import Dependence, Hazard
+from warploom.sass.flow.distances import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
 from warploom.sass.flow.latency import LONGEST, SPACED, LatencyTable, family, sync_key
-from warploom.sass.flow.mining import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
 from warploom.sass.flow.scoreboard import (
     UNATTACHED,
     Pending,

@@ -1,9 +1,7 @@
-"""Registers that later code may read or touch, as bit masks over resources.
+"""Registers that later code touches: read or written in any block that control can reach.
 
-`live_registers` is liveness: read later before it is written. `touched_later` asks less: read or
-written in any block control can reach. Sets may only be too large: calls and indirect branches go
-wherever the block graph lets them, and an instruction that gives registers back to the SM
-(`setmaxnreg`) touches all of them.
+Sets may only be too large: calls and indirect branches go wherever the block graph lets them, and
+an instruction that gives registers back to the SM (`setmaxnreg`) touches all of them.
 """
 
 from __future__ import annotations
@@ -67,40 +65,6 @@ def _beyond(kernel: Kernel, block: Block) -> Later:
     if block.successors or last.base in _ENDS:
         return Later()
     return Later(EVERYTHING, EVERYTHING)
-
-
-@dataclass(frozen=True)
-class Live:
-    """Resources that may be read before they are written: from the start of each block
-    (`at_entry`), and after each instruction (`after`)."""
-
-    at_entry: tuple[int, ...]
-    after: tuple[int, ...]
-
-
-def live_registers(kernel: Kernel) -> Live:
-    """Liveness of every resource, by backward dataflow to a fixed point."""
-    uses: list[int] = []
-    kills: list[int] = []
-    for item in kernel.instructions:
-        uses.append(mask_of({access.resource for access in item.effects.reads}))
-        written = mask_of({access.resource for access in item.effects.writes})
-        kills.append(0 if item.effects.partial else written)
-    entry = [0] * len(kernel.blocks)
-    after = [0] * len(kernel.instructions)
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(kernel.blocks):
-            live = 0
-            for successor in block.successors:
-                live |= entry[successor]
-            for index in range(block.end - 1, block.start - 1, -1):
-                after[index] = live
-                live = live & ~kills[index] | uses[index]
-            if live != entry[block.index]:
-                entry[block.index], changed = live, True
-    return Live(tuple(entry), tuple(after))
 
 
 def mask_of(resources: Iterable[int]) -> int:

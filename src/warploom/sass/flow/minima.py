@@ -2,7 +2,7 @@
 
 A mined distance (`latency`) says what an edit may do, because it was seen. What must a single file
 not do? "Never seen" convicts only where the compiler had a reason to go lower and did not. So an
-observed minimum needs `ENOUGH_AT` pairs that keep exactly the smallest distance of all. Pairs that
+observed minimum needs 50 pairs that keep exactly the smallest distance of all. Pairs that
 one machine latency rules are counted together: arithmetic sources are read in one cycle whichever
 slot names them, the words of a result come together (those of two-pass products do not), the
 uniform datapath and the copy engines collect their operands as one. `bench/mine_distances.py`
@@ -13,14 +13,12 @@ finds.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 from warploom.sass.decode.kernel import GROUP_SLOT
-from warploom.sass.flow.latency import LONGEST, TWO_PASSES
+from warploom.sass.flow.latency import TWO_PASSES
 
-ENOUGH_AT: Final = 50
 ANY: Final = "any"
 
 UNIFORM: Final = frozenset("UIMAD UIMAD.WIDE UIADD3.64 UFLO UPOPC VOTEU uniform".split())
@@ -50,29 +48,6 @@ def minimum_keys(key: str) -> tuple[str, ...]:
         slot = _LATE if late else "source"
     first = f"{maker}.{word} > {reader}.{slot}"
     return (first,) if late else (first, f"{maker}.{word} > {ANY}")
-
-
-def find_minima(
-    gaps: Mapping[str, Counter[int]], bounds: Mapping[str, int], known: Mapping[str, int]
-) -> dict[str, int]:
-    """Observed minima among counted distances by key, beside the `known` ones; `bounds`: distances
-    by key that were seen elsewhere. Whatever was seen below a minimum lowers it."""
-    counts: dict[str, Counter[int]] = {}
-    for key, seen in gaps.items():
-        for one in minimum_keys(key):
-            counts.setdefault(one, Counter()).update(seen)
-    minima = dict(known)
-    for key, seen in counts.items():
-        lowest = min(seen)
-        if key in minima:
-            minima[key] = min(minima[key], lowest)
-        elif seen[lowest] >= ENOUGH_AT and lowest <= LONGEST:
-            minima[key] = lowest
-    for key, gap in bounds.items():
-        for one in minimum_keys(key):
-            if one in minima:
-                minima[one] = min(minima[one], gap)
-    return dict(sorted(minima.items()))
 
 
 def least(minima: Mapping[str, int], key: str) -> int:

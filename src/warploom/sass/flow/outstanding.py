@@ -16,7 +16,7 @@ from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import Order, Pipe
 from warploom.sass.flow.dependence import Hazard
-from warploom.sass.flow.mining import never_both
+from warploom.sass.flow.distances import never_both
 from warploom.sass.flow.paths import states
 from warploom.sass.flow.scoreboard import protected_sources, waited_scoreboards
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from warploom.sass.decode.kernel import Block, Instruction, Kernel
 from warploom.sass.flow.dependence import Dependence, Hazard
+from warploom.sass.flow.distances import issue_times, key_of
 from warploom.sass.flow.latency import LONGEST, LatencyTable
 from warploom.sass.flow.liveness import mask_of
-from warploom.sass.flow.mining import issue_times, key_of
 
 
 @dataclass(frozen=True, slots=True)

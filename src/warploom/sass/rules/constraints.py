@@ -12,9 +12,9 @@ from warploom.sass.decode.kernel import Block, Instruction, Kernel
 from warploom.sass.decode.resources import UNIFORM_BASE
 from warploom.sass.flow.aliasing import AliasMode, memory_accesses, must_keep_order
 from warploom.sass.flow.dependence import dependences
+from warploom.sass.flow.distances import issue_times, key_of, stays_exclusive, sync_pairs
 from warploom.sass.flow.latency import LatencyTable, sync_key, table_for
 from warploom.sass.flow.liveness import Later, touched_later
-from warploom.sass.flow.mining import issue_times, key_of, stays_exclusive, sync_pairs
 from warploom.sass.flow.pools import REALLOCATES
 from warploom.sass.flow.provenance import address_pointers
 from warploom.sass.flow.scoreboard import Pending, counting_waits, outstanding_at_entry

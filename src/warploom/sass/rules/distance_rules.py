@@ -6,8 +6,8 @@ import numpy as np
 
 from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.resources import resource_name
+from warploom.sass.flow.distances import pipe_neighbours
 from warploom.sass.flow.latency import SPACED, spacing_key, takes_carry
-from warploom.sass.flow.mining import pipe_neighbours
 from warploom.sass.rules.original import Original, State
 from warploom.sass.rules.rules import Rule
 from warploom.sass.rules.verdict import Finding

@@ -25,9 +25,9 @@ from warploom.sass.decode.operand_slots import SLOT_NAMES, SLOTS, slot_registers
 from warploom.sass.decode.resources import UNIFORM_BASE, resource_name
 from warploom.sass.flow import inflight, kept, outstanding, pools
 from warploom.sass.flow.dependence import Hazard
+from warploom.sass.flow.distances import exclusive, key_of, spread
 from warploom.sass.flow.latency import table_for
 from warploom.sass.flow.minima import least
-from warploom.sass.flow.mining import exclusive, key_of, spread
 from warploom.sass.flow.paths import states
 
 ERROR: Final = "error"

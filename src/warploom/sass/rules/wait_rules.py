@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.distances import exclusive
 from warploom.sass.flow.liveness import Later
-from warploom.sass.flow.mining import exclusive
 from warploom.sass.flow.scoreboard import (
     UNATTACHED,
     Pending,

@@ -16,8 +16,8 @@ from warploom.sass.decode.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.decode.resources import resource_name
 from warploom.sass.flow import inflight, outstanding
 from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.distances import exclusive, issue_times, key_of, pipe_neighbours, spread
 from warploom.sass.flow.latency import LatencyTable, job, table_for
-from warploom.sass.flow.mining import exclusive, issue_times, key_of, pipe_neighbours, spread
 from warploom.sass.flow.outstanding import State, Unsettled
 from warploom.sass.flow.scoreboard import waited_scoreboards
 from warploom.sass.rules.constraints import derive

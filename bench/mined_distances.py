@@ -1,99 +1,42 @@
-"""Mine latency tables: `python -m warploom.sass.flow.mining OUT.json [--with OLD.json] CUBIN...`.
+"""Distances between instructions, counted in compiler output: what becomes a latency table.
 
 Only pairs the compiler covered by distance alone are counted: the producer has fixed latency and
 no scoreboard, both stand in one block, and their guards are not complementary (such a pair never
 executes together). A distance counts when `ENOUGH` pairs of at least `KERNELS` kernels stand at or
-below it. `--with` goes on from an older table, whose cubins need not be there any more.
+below it; an observed minimum (`sass.flow.minima`) needs `ENOUGH_AT` pairs that keep it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from warploom.errors import InputError
-from warploom.files import write_text_atomically
-from warploom.sass.decode.control import NO_SCOREBOARD
-from warploom.sass.decode.cubin import load
-from warploom.sass.decode.kernel import Block, Instruction, Kernel, decode_all
-from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.decode.resources import UNIFORM_BASE
-from warploom.sass.flow.aliasing import is_sync
-from warploom.sass.flow.dependence import Dependence, Hazard, dependences
+from warploom.sass.decode.kernel import Kernel
+from warploom.sass.flow.distances import (
+    exclusive,
+    issue_times,
+    key_of,
+    pipe_neighbours,
+    spread,
+    sync_pairs,
+)
 from warploom.sass.flow.latency import (
+    LONGEST,
     SEVERAL_JOBS,
     SPACED,
     TWO_PASSES,
     job,
-    raw_key,
     spacing_key,
     sync_key,
-    war_key,
-    waw_key,
 )
-from warploom.sass.flow.minima import find_minima
+from warploom.sass.flow.minima import minimum_keys
 
 ENOUGH: Final = 5
 KERNELS: Final = 2
-
-# Lane exchanges keep their place between barriers too: which lanes take part may depend on it.
-BETWEEN_SYNCS = frozenset(
-    "LDG LDS LDSM LD LDL STG STS STSM ST STL LDGSTS SHFL VOTE VOTEU MATCH REDUX CREDUX".split()
-)
-
-
-def exclusive(first: Instruction, second: Instruction) -> bool:
-    """True when the two guards are complementary, as in @P0 and @!P0."""
-    one, other = first.line.guard, second.line.guard
-    return bool(one and other and one != other and one.lstrip("!") == other.lstrip("!"))
-
-
-def stays_exclusive(items: Sequence[Instruction], one: int, other: int) -> bool:
-    """`exclusive` of two of the items, by place, with the predicate unchanged in between."""
-    if not exclusive(items[one], items[other]):
-        return False
-    guards = {access.resource for access in items[one].effects.reads if access.slot == "guard"}
-    between = (access.resource for item in items[one:other] for access in item.effects.writes)
-    return guards.isdisjoint(between)
-
-
-def fixed_latency(item: Instruction) -> bool:
-    """True when only stall counts cover this instruction's result."""
-    return not item.effects.info.variable and item.control.write_sb == NO_SCOREBOARD
-
-
-def key_of(dependence: Dependence, earlier: Instruction, later: Instruction) -> str | None:
-    """The table key of a dependence covered by distance; None when distance does not cover it."""
-    if dependence.hazard is Hazard.WAR:
-        # General registers read by a variable-latency unit are released by a scoreboard.
-        if dependence.resource < UNIFORM_BASE and not fixed_latency(earlier):
-            return None
-        return war_key(earlier, later, dependence.resource)
-    if not fixed_latency(earlier):
-        return None
-    if dependence.hazard is Hazard.WAW or dependence.later_slot == "old":
-        return waw_key(earlier, later, dependence.resource)
-    return raw_key(earlier, dependence.earlier_slot, later, dependence.later_slot)
-
-
-def never_both(kernel: Kernel, one: int, other: int) -> bool:
-    """Whether the one or the other executes, both being in one block."""
-    same = kernel.block_of[one] == kernel.block_of[other] and one < other
-    return same and stays_exclusive(kernel.instructions, one, other)
-
-
-def spread(kernel: Kernel, block: Block) -> Iterator[tuple[Dependence, int]]:
-    """The dependences inside a block, with the cycles from one issue to the other."""
-    items = kernel.items(block)
-    times = issue_times(items)
-    for row in dependences(items):
-        yield row, times[row.later - block.start] - times[row.earlier - block.start]
+ENOUGH_AT: Final = 50
 
 
 def observed(kernel: Kernel) -> Iterator[tuple[str, int]]:
@@ -122,43 +65,6 @@ def observed_syncs(kernel: Kernel) -> Iterator[tuple[str, int]]:
         times = dict(zip(items, issue_times(items), strict=True))
         for earlier, later in sync_pairs(items):
             yield sync_key(earlier, later), times[later] - times[earlier]
-
-
-def pipe_neighbours(items: Sequence[Instruction]) -> Iterator[tuple[Instruction, Instruction]]:
-    """Pairs that follow each other in one spaced pipe."""
-    last: dict[Pipe, Instruction] = {}
-    for item in items:
-        pipe = item.effects.info.pipe
-        if pipe in SPACED:
-            if pipe in last:
-                yield last[pipe], item
-            last[pipe] = item
-
-
-def sync_pairs(items: Sequence[Instruction]) -> Iterator[tuple[Instruction, Instruction]]:
-    """(sync, later) and (earlier, sync) pairs whose order a sync fixes, nearest syncs only."""
-    last_sync: Instruction | None = None
-    since: list[Instruction] = []
-    for item in items:
-        if is_sync(item):
-            if last_sync is not None:
-                yield last_sync, item
-            yield from ((other, item) for other in since)
-            last_sync, since = item, []
-        elif item.effects.info.name in BETWEEN_SYNCS:
-            if last_sync is not None:
-                yield last_sync, item
-            since.append(item)
-
-
-def issue_times(items: Sequence[Instruction]) -> list[int]:
-    """Issue cycle of each instruction from the start of its block, stalls only."""
-    times: list[int] = []
-    now = 0
-    for item in items:
-        times.append(now)
-        now += item.control.stall
-    return times
 
 
 Counts = dict[str, Counter[int]]
@@ -265,29 +171,24 @@ def _lower(known: Mapping[str, int], found: Mapping[str, int]) -> dict[str, int]
     return {key: min(table[key] for table in (known, found) if key in table) for key in keys}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Command line: the output file, an older table to go on from, the cubins to read."""
-    usage = "usage: python -m warploom.sass.flow.mining OUT.json [--with OLD.json] CUBIN..."
-    paths = list(arguments[1:])
-    old: dict[str, Any] = {}
-    if paths[:1] == ["--with"] and len(paths) > 1:
-        old = json.loads(Path(paths[1]).read_text())
-        paths = paths[2:]
-    if not paths:
-        raise InputError(usage)
-    mined, compilers = Mined(), set[str]()
-    for path in paths:
-        cubin = load(path)
-        compilers.add(cubin.compiler)
-        for kernel in decode_all(cubin).values():
-            mined.add(kernel)
-    said = (
-        f"{mined.read} kernels, {mined.instructions} instructions, "
-        f"compiled by {', '.join(sorted(compilers))} at -O3"
-    )
-    table = mined.table([*old.get("sources", [old["provenance"]] if old else []), said], old)
-    write_text_atomically(Path(arguments[0]), json.dumps(table, indent=0) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def find_minima(
+    gaps: Mapping[str, Counter[int]], bounds: Mapping[str, int], known: Mapping[str, int]
+) -> dict[str, int]:
+    """Observed minima among counted distances by key, beside the `known` ones; `bounds`: distances
+    by key that were seen elsewhere. Whatever was seen below a minimum lowers it."""
+    counts: dict[str, Counter[int]] = {}
+    for key, seen in gaps.items():
+        for one in minimum_keys(key):
+            counts.setdefault(one, Counter()).update(seen)
+    minima = dict(known)
+    for key, seen in counts.items():
+        lowest = min(seen)
+        if key in minima:
+            minima[key] = min(minima[key], lowest)
+        elif seen[lowest] >= ENOUGH_AT and lowest <= LONGEST:
+            minima[key] = lowest
+    for key, gap in bounds.items():
+        for one in minimum_keys(key):
+            if one in minima:
+                minima[one] = min(minima[one], gap)
+    return dict(sorted(minima.items()))

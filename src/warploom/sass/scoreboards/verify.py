@@ -71,7 +71,7 @@ def verify_scoreboards(original: Cubin, other: Cubin, name: str) -> list[Finding
         Finding.at("BOARD_LATE", one.instructions[late.item], late.reason)
         for late in lates(one, two)
     ]
-    return found or [*_unsettled(one, two), *new_lint(one, two, range(len(one.instructions)))]
+    return found or [*_unsettled(one, two), *new_lint(one, two)]
 
 
 # --- fields --------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from typing import Final
 from warploom.sass.decode.control import SCOREBOARDS
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Block, Instruction, Kernel, decode
+from warploom.sass.flow.distances import issue_times
 from warploom.sass.flow.loops import depths, natural_loops
-from warploom.sass.flow.mining import issue_times
 from warploom.sass.flow.scoreboard import takes_no_wait
-from warploom.sass.rewrites.scoreboards.verify import (
+from warploom.sass.scoreboards.verify import (
     ALL_BOARDS,
     Relation,
     events,

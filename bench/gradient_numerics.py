@@ -1,0 +1,182 @@
+"""Claim `attention-backward-numerics`: errors of attention's gradients against float64.
+
+    python -m bench.gradient_numerics run --out DIR [--only "128 causal"]   on the GPU machine
+    python -m bench.gradient_numerics merge FILE...     rows into bench/results/numerics.json
+
+A row is a head size and mask on one pattern of inputs (`bench.kernel_numerics`), for all that a
+user calls, forward and backward: ours and FlashAttention-4's by autograd, each from its own output.
+Its error is ||x - ref|| / ||ref|| over the elements whose reference is finite, of that gradient of
+q, k and v which is worst beside FlashAttention-4's; `specials`: NaN and infinity stand where the
+reference has them. Where a gradient is zero but for rounding (keys that are all alike), errors are
+of that rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import kernel_bench as kb
+from bench.attention_cases import FA4
+from bench.kernel_numerics import ATTENTION_SHAPE, RESULTS, SHAPES, attention_patterns, measure
+from warploom.evidence import Evidence, read_rows, write_rows
+
+CLAIM = "attention-backward-numerics"
+NAMES = tuple(f"{d} {mask}" for d in (64, 96, 128, 256) for mask in ("full", "causal"))
+CUDNN, OURS = "cuDNN", "ours"
+UNSEEN = "rows that see no key"
+Gradients = dict[str, Any]
+Function = Callable[[Any, Any, Any], Any]
+
+
+def reference(torch: Any, v: Gradients, causal: bool) -> Gradients:
+    """The gradients in float64; what a row does not see counts for nothing, whatever it is."""
+    q, k, values, do = (v[name].double() for name in ("q", "k", "v", "do"))
+    scale = q.shape[-1] ** -0.5
+    scores = scale * q @ k.mT
+    rows, keys = scores.shape[-2:]
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device)
+    seen = seen.tril(keys - rows) if causal else seen
+    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+    weights = torch.where(seen & seen.any(-1, keepdim=True), weights, 0.0)
+    delta = (do * (weights @ values)).sum(-1, keepdim=True)
+    change = torch.where(seen, weights * (do @ values.mT - delta), 0.0)
+    return {"dq": scale * change @ k, "dk": scale * change.mT @ q, "dv": weights.mT @ do}
+
+
+def functions(torch: Any, causal: bool) -> dict[str, Function]:
+    """Ours and the libraries', of `[batch, heads, rows, d]`."""
+
+    def ours(q: Any, k: Any, v: Any) -> Any:
+        operators = importlib.import_module("warploom.integrations.torch_op")
+        return operators.attention(q, k, v, causal=causal)
+
+    def four(q: Any, k: Any, v: Any) -> Any:
+        function = importlib.import_module("flash_attn.cute").flash_attn_func
+        wide = (x.transpose(1, 2) for x in (q, k, v))
+        out, _ = function(*wide, causal=causal, return_lse=True)
+        return out.transpose(1, 2)
+
+    def cudnn(q: Any, k: Any, v: Any) -> Any:
+        backends = torch.nn.attention
+        with backends.sdpa_kernel(backends.SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return {OURS: ours, FA4: four, CUDNN: cudnn}
+
+
+def gradients(torch: Any, function: Function, v: Gradients) -> Gradients:
+    """What autograd makes of a function."""
+    leaves = [v[name].detach().clone().requires_grad_() for name in "qkv"]
+    found = torch.autograd.grad(function(*leaves), leaves, v["do"])
+    torch.cuda.synchronize()
+    return dict(zip(("dq", "dk", "dv"), found, strict=True))
+
+
+def case(name: str, rounds: int) -> dict[str, Any]:
+    """One head size and mask on all patterns."""
+    del rounds
+    torch = kb.load_torch()
+    depth, mask = name.split()
+    causal = mask == "causal"
+    rows: list[dict[str, Any]] = []
+    for pattern, change in attention_patterns(torch).items():
+        if pattern == UNSEEN and not causal:
+            continue
+        torch.manual_seed(5)
+        batch, heads, count, keys = SHAPES.get(pattern, ATTENTION_SHAPE)
+        sizes = {"q": count, "k": keys, "v": keys, "do": count}
+        v = {
+            n: torch.randn(batch, heads, rows_, int(depth), device="cuda").bfloat16()
+            for n, rows_ in sizes.items()
+        }
+        change(v)
+        want = reference(torch, v, causal)
+        found: dict[str, dict[str, tuple[float, bool]]] = {}
+        refused: dict[str, str] = {}
+        for library, function in functions(torch, causal).items():
+            if library == CUDNN and count != keys:
+                continue  # its first row sees one key, where our last one sees all
+            try:
+                got = gradients(torch, function, v)
+            except Exception as error:  # whatever a library raises for what it does not support
+                if library == OURS:
+                    raise
+                refused[library] = f"{type(error).__name__}: {error}"[:200]
+                continue
+            found[library] = {n: measure(torch, got[n], want[n]) for n in want}
+        rows.append({"pattern": pattern, "found": found, "refused": refused})
+        print(name, pattern, found, flush=True)
+    return {"rows": rows}
+
+
+def row_of(env: dict[str, str], name: str, row: dict[str, Any]) -> Evidence:
+    """The row of a pattern."""
+    found: dict[str, dict[str, tuple[float, bool]]] = row["found"]
+    ours, four = found[OURS], found.get(FA4, {})
+    # A library whose gradient overflows has no error to be compared with.
+    ratios = {n: ours[n][0] / four[n][0] for n in four if four[n][1] and four[n][0] > 0.0}
+    worst = max(ratios, key=lambda n: ratios[n], default="dq")
+    others = {library: one for library, one in found.items() if library != OURS}
+    checks: dict[str, Any] = {"specials": all(right for _, right in ours.values())}
+    checks |= {f"specials of {n}": all(r for _, r in one.values()) for n, one in others.items()}
+    checks["gradient"] = worst
+    checks["errors of dq, dk, dv"] = {
+        n: [float(f"{error:.4g}") for error, _ in one.values()] for n, one in found.items()
+    }
+    refused = "".join(f"; {n} refused: {why}" for n, why in row["refused"].items())
+    error = ours[worst][0]
+    return Evidence(
+        CLAIM,
+        f"attention-backward {name}",
+        row["pattern"],
+        "bf16",
+        env["device"],
+        env["driver"],
+        f"torch {env['torch']}",
+        env["date"],
+        "python -m bench.gradient_numerics run",
+        "relative error",
+        "lower",
+        error,
+        {n: one[worst][0] for n, one in others.items()},
+        1.0 / ratios[worst] if ratios and ratios[worst] else 1.0,
+        checks=checks,
+        notes=f"ratio: of FlashAttention-4's error to ours{refused}",
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=("run", "merge"))
+    parser.add_argument("files", nargs="*", type=Path, help="merge: rows of runs")
+    parser.add_argument("--out", type=Path, default=Path("out/results"))
+    parser.add_argument("--only", default="", help="run cases that contain one of these")
+    parser.set_defaults(rounds=0)
+    args = parser.parse_args()
+    if args.mode == "merge":
+        files: list[Path] = args.files
+        kept = [row for row in read_rows(RESULTS) if row.claim != CLAIM]
+        write_rows(RESULTS, kept + [row for path in files for row in read_rows(path)])
+        return
+    wished = args.only.split(",")
+    results = kb.run_workers(case, args, [n for n in NAMES if any(o in n for o in wished)])
+    env = kb.environment()
+    rows = [row_of(env, one["name"], row) for one in results for row in one.get("rows", [])]
+    write_rows(args.out / "numerics.json", rows)
+    print(kb.table([["kernel", "pattern", "ours", FA4, "ratio", "specials"], *map(_line, rows)]))
+
+
+def _line(row: Evidence) -> list[object]:
+    numbers = (row.ours, row.baselines.get(FA4, 0.0))
+    errors = [f"{number:.2e}" for number in numbers]
+    pattern = f"{row.shape}, {row.checks['gradient']}"
+    return [row.kernel, pattern, *errors, f"{row.ratio_to_best:.2f}", row.checks["specials"]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Rewrites with checkers of their own: registers renamed, loops rotated, scoreboards anew."""

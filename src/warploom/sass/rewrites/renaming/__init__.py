@@ -1,1 +1,0 @@
-"""Giving values other registers: find what may be renamed, do it, and prove it changed nothing."""

@@ -1,1 +1,0 @@
-"""Software pipelining of machine code: instructions over a loop's back edge, and its proof."""

@@ -1,1 +1,0 @@
-"""The six scoreboards given out anew: what sets which, and who waits for what."""
