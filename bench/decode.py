@@ -244,7 +244,7 @@ def own_calls(case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
 
 def latent_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
     """torch's attention, by which back end it chooses, and its products and softmax, with heads as
-    rows of the one key head; FlashInfer."""
+    rows of the one key head."""
     _, keys, heads, _, d, queries = case.sizes
 
     def hidden(one: dict[str, Any]) -> Any:
@@ -275,11 +275,7 @@ def latent_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str
         scores = scores if mask is None else scores.masked_fill(mask, -torch.inf)
         return torch.bmm(torch.softmax(scores, -1), k[..., : case.columns])
 
-    return {
-        "torch SDPA": made(attention),
-        "torch products": made(products),
-        **in_pages(torch, case, sets),
-    }
+    return {"torch SDPA": made(attention), "torch products": made(products)}
 
 
 def in_pages(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
@@ -295,8 +291,6 @@ def in_pages(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Ca
             table = torch.arange(batch * keys // ANY_PAGE, device="cuda").view(batch, -1)
         rest = (table, [queries] * batch, one["lengths"].tolist(), case.config.causal)
         q = one["q"].flatten(0, 1)
-        if case.latent:
-            return flashinfer.latent(torch, q, caches[0][:, :, 0], *rest)
         return flashinfer.paged(torch, q, caches[0], caches[1], *rest)
 
     def call() -> Any:

@@ -120,7 +120,14 @@ def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
     def four() -> Any:
         module: Any = importlib.import_module("flash_attn.cute")
         packed = q, one["packed k"], one["packed v"]
-        out = module.flash_attn_varlen_func(*packed, *bounds, *most, causal=True)
+        out = module.flash_attn_varlen_func(
+            *packed,
+            cu_seqlens_q=bounds[0],
+            cu_seqlens_k=bounds[1],
+            max_seqlen_q=most[0],
+            max_seqlen_k=most[1],
+            causal=True,
+        )
         return out if torch.is_tensor(out) else out[0]
 
     made: list[Call] = []

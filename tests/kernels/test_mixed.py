@@ -12,7 +12,7 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.emulate.kernel import Library
 from warploom.errors import InputError
-from warploom.kernels.attention.decode import FIELDS, STEP, DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import FIELDS, DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.tile import interpret
 
@@ -39,8 +39,7 @@ CONFIGS = {
 def listed(bounds, lengths, high):
     """The list of tasks that the operator makes, of so many tokens a tile."""
     program = task_list(TaskListConfig(high, 32))
-    most = len(lengths) + bounds[-1] // high
-    tiles = np.full((most + (most % STEP == 0), FIELDS), -1, np.int32)
+    tiles = np.full((len(lengths) + bounds[-1] // high, FIELDS), -1, np.int32)
     arrays = {"bounds": bounds, "lengths": np.array(lengths, np.int32), "tiles": tiles}
     return interpret(program, arrays)["tiles"]
 

@@ -24,7 +24,6 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.decode import (
     FIELDS,
-    STEP,
     DecodeConfig,
     decode,
     decode_policy,
@@ -94,9 +93,7 @@ def _tasks(bounds: Any, lengths: Any, tokens: int, config: DecodeConfig) -> Any:
     many tokens; those that are not needed have none."""
     batch, high = lengths.shape[0], config.tile[0] // config.pitch
     own = TaskListConfig(high, max(LEAST_ROOM, 1 << (batch - 1).bit_length()))
-    most = batch + tokens // high
-    most += most % STEP == 0
-    tiles = torch.empty((most, FIELDS), dtype=torch.int32, device=bounds.device)
+    tiles = torch.empty((batch + tokens // high, FIELDS), dtype=torch.int32, device=bounds.device)
     launch(
         ("task_list", own),
         lambda: build(task_list(own), task_list_schedule(own)),

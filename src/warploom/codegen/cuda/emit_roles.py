@@ -34,9 +34,7 @@ from warploom.codegen.ir import steps
 from warploom.codegen.ir.block import Pipeline, Role
 from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
-from warploom.tile.index import as_index, substituted
 
-LARGE = 1 << 30  # more than any number that bounds a loop
 PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 
 
@@ -81,11 +79,7 @@ class StepCode(StepLines):
 
     def _loop(self, role: Role, code: LoopCode) -> list[str]:
         loop = code.section.loop
-        lines = [
-            *self._first_asked(role, loop),
-            *self.range_lines(role, loop),
-            *self._first_reads(role, code),
-        ]
+        lines = [*self.range_lines(role, loop), *self._first_reads(role, code)]
         if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         lines += [
@@ -274,19 +268,6 @@ class StepCode(StepLines):
         following = [f"{r.name}_next = {_read(r, soon)};" for r in loop.reads]
         far = loop.reads[0]
         return [*taken, *following, f"prefetch_l2({element_of(far.array, far.at, late)});"]
-
-    def _first_asked(self, role: Role, loop: Loop) -> list[str]:
-        """L2 is asked for the first number while the task's own are on their way, which bound the
-        loop: at the place where it is if they are large."""
-        if not (role.loads and self.plan.reads_ahead and loop.reads):
-            return []
-        large = {read.name: as_index(LARGE) for read in self.block.placement.program.reads}
-        first = loop.reads[0]
-        *outer, last = first.at
-        if any(large.keys() & place.symbols() for place in outer):
-            return []
-        place = substituted(last, {loop.index: loop.start})
-        return [f"prefetch_l2({element_of(first.array, (*outer, substituted(place, large)))});"]
 
     def _first_reads(self, role: Role, code: LoopCode) -> list[str]:
         """What a loop whose numbers are read ahead begins with."""

@@ -19,8 +19,8 @@ kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in 
 `mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
 [tokens, kv_heads, group, d]`, of all sequences behind one another, and `tiles: [tasks, 5]`, which
 says what a task is (`attention.tasks`): the sequence, the first of its tokens and the end of the
-sequence's, how many tokens and keys the sequence has. Their number is no multiple of `STEP`. Rows
-of a tile are packed as above, with room for a power of 2 of heads; keys are not in parts.
+sequence's, how many tokens and keys the sequence has. Rows of a tile are packed as above, with room
+for a power of 2 of heads. They are causal and not in parts.
 
 Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
 absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
@@ -84,7 +84,6 @@ LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
-STEP = 13  # places in the list from a task to the next one; their number is no multiple of it
 FIELDS = 5  # numbers that say what a task of a mixed batch is
 SLACK = 8.0  # powers of 2 by which a weight may pass 1 where rescaling is lazy
 FEW = 64  # packed rows of one group, which mostly waits for memory
@@ -215,7 +214,8 @@ class DecodeConfig:
     def lazy(self) -> bool:
         """Whether sums are rescaled only where a row's maximum outgrows its base by `SLACK`: where
         matmuls are most of the work, and not with weights of 8 bits, which have no room for it."""
-        return self.value_dim is not None or (self.tile[0] > FEW and not self.narrow)
+        many = self.tile[0] > FEW and not (self.narrow or self.mixed)
+        return self.value_dim is not None or many
 
     @property
     def lift(self) -> float:
@@ -281,11 +281,9 @@ class Task:
 def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
     height = config.tile[0]
     if config.mixed:
-        # Heads of a tile are neighbours in time: they read neighbours in memory. Tiles of a chunk,
-        # which multiply, are spread among single tokens, which wait for memory.
+        # Heads of a tile are neighbours in time: they read neighbours in memory.
         task, kv_head = grid(tasks=size("tasks"), kv_heads=size("kv_heads"))
-        place = task * STEP % size("tasks")
-        batch, first, end, queries, length = (read(rest["tiles"], place, n) for n in range(FIELDS))
+        batch, first, end, queries, length = (read(rest["tiles"], task, n) for n in range(FIELDS))
         row, tokens = (first - end + queries) * config.pitch, height // config.pitch
         heads = span(0, config.pitch, "rows")
         load_at = (span(first, tokens, "rows"), kv_head, heads)
@@ -469,7 +467,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
         l2_promotion=128,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
-    registers = (56, 232 if height == FEW else 224) if config.page else (40, 232)
+    registers = (56, 224) if config.page and config.lazy else (40, 232)
     order = "overlapped-early" if config.lazy else "overlapped"
     return Policy(order, launch, height // FEW, depth, registers=registers)
 

@@ -208,7 +208,7 @@ DEVICE void store_16_bytes(void* to, const unsigned (&w)[4]) {
 
 //@ store_pair
 DEVICE void store_pair(float* to, float x, float y) {
-  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+  *reinterpret_cast<float2*>(to) = make_float2(x, y);  // as asm volatile 1.4 us of a decode longer
 }
 
 //@ copy_16_bytes
