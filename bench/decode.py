@@ -94,7 +94,7 @@ LATENT = (
     "page64 128x4096 128/1 d576 q2",
     *(f"page64 128x4096 {heads}/1 d576 e4m3" for heads in (128, 16)),
 )
-CASES = tuple(dict.fromkeys(FIRST + NARROW + LATENT + OTHER))
+CASES = tuple(dict.fromkeys(FIRST + LATENT + NARROW + OTHER))
 # By FlashMLA's README, of its dense bf16 kernel on an H800: not to be put in ratios.
 PUBLISHED = "FlashMLA 660 TFLOP/s compute-bound, 3 TB/s memory-bound (H800)"
 Call = Callable[[], Any]

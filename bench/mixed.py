@@ -7,8 +7,8 @@
 A case `TOKENSxKEYS+CHUNKxKEYS HEADS/KV_HEADS` has so many sequences of one new token over so many
 keys each, and one of a chunk of new tokens, the last of its keys, in pages of 16 tokens. Beside
 `attention_mixed` stand `attention_with_kvcache` in two calls, one for the tokens and one for the
-chunk (which somebody must have sorted), FlashInfer on the same pages, and torch's and
-FlashAttention-4's packed attention over the same keys without pages.
+chunk (which somebody must have sorted), FlashInfer on the same pages, and torch's packed
+attention over the same keys without pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any
 from bench import flashinfer, sitting
 from bench import kernel_bench as kb
 from bench.attention_baselines import usable
-from bench.attention_cases import FA4
 from warploom.autosched.schedules import compiled
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations.torch_program import RUNS, collecting
@@ -117,19 +116,6 @@ def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
         packed = q, one["packed k"], one["packed v"]
         return varlen(*packed, *bounds, *most, window_size=(-1, 0), **grouped)
 
-    def four() -> Any:
-        module: Any = importlib.import_module("flash_attn.cute")
-        packed = q, one["packed k"], one["packed v"]
-        out = module.flash_attn_varlen_func(
-            *packed,
-            cu_seqlens_q=bounds[0],
-            cu_seqlens_k=bounds[1],
-            max_seqlen_q=most[0],
-            max_seqlen_k=most[1],
-            causal=True,
-        )
-        return out if torch.is_tensor(out) else out[0]
-
     made: list[Call] = []
 
     def inferred() -> Any:
@@ -138,7 +124,7 @@ def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
             made.append(flashinfer.paged(torch, q, k, v, *batch))
         return made[0]()
 
-    libraries = {"torch varlen": torchs, FA4: four, flashinfer.NAME: inferred}
+    libraries = {"torch varlen": torchs, flashinfer.NAME: inferred}
     return {"warploom": together, "two calls": apart, **libraries}
 
 

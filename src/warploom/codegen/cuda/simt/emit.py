@@ -38,7 +38,6 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.tile import Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
-LATE = True
 BETWEEN_GRIDS = ("start_next_grid();", "wait_previous_grid();")
 
 
@@ -57,7 +56,7 @@ class _Printer:
         """Whether a block knows its place before it waits for the previous grid: it has one task
         and reads no number to know it."""
         launch = self.schedule.launch
-        return LATE and launch.dependent and not (launch.persistent or self.program.reads)
+        return launch.dependent and not (launch.persistent or self.program.reads)
 
     def source(self) -> CudaSource:
         blocks = self.schedule.cluster
