@@ -43,7 +43,7 @@ EXTREMES = {"0": 100.0, "1": 1e-4}  # what logarithms are multiplied by
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
 FLA = "flash-linear-attention"
 REFUSED = "flash-linear-attention's wrong gradients"
-BETWEEN = tuple(solved.SQUARES)  # what one kernel leaves for another
+BETWEEN = tuple(solved.SQUARES | solved.ERASED)  # what one kernel leaves for another
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[st
         found["dt"] = torch.rand(batch, rows, heads, **device) * 0.1
         found["a"] = -1.0 - 15.0 * torch.rand(heads, **device)
     if config.in_two:
-        square = batch, -(-rows // CHUNK), heads, CHUNK, CHUNK
-        found |= {name: torch.empty(square, **device).bfloat16() for name in BETWEEN}
+        shapes = solved.shapes_between(config, batch, rows, heads)
+        found |= {name: torch.empty(one, **device).bfloat16() for name, one in shapes.items()}
     if config.skip:
         found["skip"] = torch.randn(heads, **device)
     return found
