@@ -31,7 +31,6 @@ from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
-from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention.json"

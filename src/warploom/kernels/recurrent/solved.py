@@ -2,8 +2,9 @@
 
 The first one makes the scores and the solution of each chunk's triangular system, `scores` and
 `solved`: [batch, chunks, heads, 64, 64] in bf16. They need no state, so its tasks are a few chunks
-each, in any order. The second one goes through the chunks of a head: three products from one state
-to the next.
+each, in any order. The second one goes through the chunks of a head. With decays of rows it also
+gets `erased`, [batch, rows, heads, d]: what is added is solved v - erased S, so that two products
+lie between one state and the next; they would be three.
 
 That is the way of KDA (arXiv 2510.26692), the delta rule under decays of every channel: its system,
 L_rn = beta_r sum_d k_rd k_nd exp(a_rd - a_nd), comes from the same blocks of rows as the scores do
@@ -107,7 +108,7 @@ def kernels(config: RecurrentConfig) -> Iterator[tuple[Program, Policy]]:
         yield chunks(config), Policy("multistage", plan)
         return
     # There is room for two slots of what the next state waits for, and for one of all else.
-    one = dict.fromkeys(("q", "k", "v", "scores", "solved"), 1)
+    one = {name: 1 for name in ("q", "k", "v", "scores", "solved")}
     yield chunks(config), Policy("lcsf-early", plan, depth=2, slots=one)
 
 
