@@ -108,7 +108,7 @@ def kernels(config: RecurrentConfig) -> Iterator[tuple[Program, Policy]]:
         yield chunks(config), Policy("multistage", plan)
         return
     # There is room for two slots of what the next state waits for, and for one of all else.
-    one = {name: 1 for name in ("q", "k", "v", "scores", "solved")}
+    one: dict[str, int] = dict.fromkeys(("q", "k", "v", "scores", "solved"), 1)
     yield chunks(config), Policy("lcsf-early", plan, depth=2, slots=one)
 
 
