@@ -122,7 +122,7 @@ class Case:
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired} {config.band} {config.split} {config.packed}"
+    kind = f"{config.deterministic} {config.paired} {config.band} {config.packed}"
     style = "".join(str(int(x)) for x in config.written) if part == "main" else ""
     name = f"d{config.head_dim} {mask} {config.group} {config.window} {kind} {style} {part}"
     return FOLDER / kb.slug(name)

@@ -47,6 +47,7 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 At = tuple[Span | Index, ...]  # a place in an array
+PACKED_HEADS = 8  # heads whose packed tasks go out together
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Sequence:
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    sums = "" if chosen.split else " dq_sum turns" if chosen.deterministic else " dq_sum"
+    sums = " dq_sum turns" if chosen.deterministic else " dq_sum"
     arrays = chosen.arrays(f"q do k v dk dv base delta{sums}{chosen.tables('keys')}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
 
@@ -157,12 +158,8 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Ar
     if not config.sums:
         return
     if config.transposed:
-        none = zeros(e=config.sum_depth, rows=count)
-        where_ = (
-            *sequence.block(head, i),
-            span(0, config.sum_depth, "e"),
-            span(0, count, "rows"),
-        )
+        none = zeros(e=config.depth, rows=count)
+        where_ = (*sequence.block(head, i), span(0, config.depth, "e"), span(0, count, "rows"))
     else:
         none, where_ = zeros(rows=count, d=config.depth), _part_of_sums(config, sequence, head, i)
     store(rest["dq_sum"], *where_, tile=none)
@@ -207,7 +204,7 @@ def _backward(
     key_tile, value_tile = load(k, *at), load(v, *at)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
     wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
-    if config.sums and config.depth < config.sum_depth:
+    if config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
     shift = own.keys - own.rows
     first, blocks = row_blocks(config, j, config.tile, own.rows, own.keys)
@@ -236,9 +233,6 @@ def _backward(
         change = (weights * inner).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
-        if config.split:
-            dk += change @ queries
-            continue
         dq = wide @ change if config.transposed else change @ columns
         dk += change @ queries
         block, turn = own.block(head, i), None
@@ -309,23 +303,26 @@ def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
 def backward_policy(config: BackwardConfig) -> Policy:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
-    Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
-    are of equal length, but have more heads at work: 16384 rows of heads of 128 lost a third on an
-    H200, where L2 does not hold their sums. Few tasks do not pair up: of grouped heads, those of a
-    band come longest first. Packed tasks come longest first by their table: the next free SM would
-    take 144 to 416 bytes of spills.
+    Causal tasks go to the next free SM, those of a band of heads the longest first. Pairs of a long
+    and a short task are of equal length without asking, which is worth more than the order at head
+    size 128, but have more heads at work: 16384 rows lost a third on an H200, where L2 does not
+    hold their sums; and few tasks do not pair up. Packed tasks come longest first by their table;
+    the next free SM would take 144 to 416 bytes of spills.
     """
-    static = config.packed or not config.causal
-    scheduler = "static" if static else "serpentine" if config.paired else "dynamic"
+    in_order = config.packed and config.deterministic
+    if config.packed:
+        scheduler = "static" if in_order else "serpentine"
+    else:
+        scheduler = "serpentine" if config.paired else "dynamic" if config.causal else "static"
     last = "tasks_tile" if config.packed else "keys_tile"
     launch = LaunchPlan(
         split="keys",
         tile_scheduler=scheduler,
-        supergroup=config.band,
-        grouped="all" if config.band else "row",
+        supergroup=(0 if in_order else PACKED_HEADS) if config.packed else config.band,
+        grouped="row" if config.packed else "all",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
-        store_warps=not config.split,
+        store_warps=True,
         reverse=(last,) if config.deterministic and config.causal else (),
         rotate_loops=config.written.ahead,
     )

@@ -1,5 +1,4 @@
-"""Gradients of attention for heads too long for one kernel: a pass for each of dv, dk and dq. That
-of dq also serves shorter heads whose sums have one order (`BackwardConfig.split`).
+"""Gradients of attention for heads too long for one kernel: a pass for each of dv, dk and dq.
 
 The sums of one gradient of a head of 256 take 128 registers a thread, so that each has a kernel of
 its own, which makes the scores again: eight matmuls in place of five. No sum is shared by tasks,
@@ -39,7 +38,6 @@ from warploom.tile import (
 TILE = 128  # rows or keys of a task, of two groups
 # Rows or keys of a block: what of it lies in shared memory has two slots.
 BLOCKS = {"values": 64, "keys": 32, "queries": 32}
-SHORT = 128  # keys of a block of "queries" where heads are not long
 ARRAYS = {
     "values": "q do k dv base",
     "keys": "q do k v dk base delta",
@@ -55,11 +53,13 @@ def one_pass(config: BackwardConfig, part: str) -> Program:
 
 
 def pass_policy(config: BackwardConfig, part: str) -> Policy:
-    """Program order; the longest tasks of a causal mask come first."""
+    """Program order; the longest tasks of a causal mask come first, of a band of heads."""
     by_rows = part == "queries"
     launch = LaunchPlan(
         split="rows" if by_rows else "keys",
         tile_scheduler="dynamic" if config.causal else "static",
+        supergroup=config.band,
+        grouped="all",
         reverse=("rows_tile",) if config.causal and by_rows else (),
         store_panels=1,
     )
@@ -105,7 +105,7 @@ def _queries(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
     """dq of a tile of queries."""
-    bk = BLOCKS["queries"] if config.long else SHORT
+    bk = BLOCKS["queries"]
     d, e = span(0, config.depth), span(0, config.value_depth, "d")
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), TILE))
     rows, kv_head = span(i * TILE, TILE), head // config.group
