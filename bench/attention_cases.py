@@ -62,6 +62,9 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x128-prefetch-optimistic-split",
         "192x128-prefetch-early-optimistic",
         "192x128-overlap-early-optimistic",
+        "128x128-overlap-early-optimistic",
+        "128x128-prefetch-early-optimistic",
+        "128x64-two-per-sm-serial",
     ),
     "d64 causal": (
         "128x64-two-per-sm-serial",

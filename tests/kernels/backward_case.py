@@ -7,8 +7,10 @@ from numpy.typing import NDArray
 
 from warploom.kernels.attention.backward import LOG2E
 from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.shares import key_tasks
 
 Values = dict[str, NDArray[Any]]
+SMS = 2  # that lists of tasks are made for
 
 
 def gradients(config: BackwardConfig, values: Values) -> Values:
@@ -106,5 +108,7 @@ def backward_case(
     if not config.long:
         values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
         values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
+    if config.listed:
+        values["key_tasks"] = key_tasks(config, *shapes["k"][:2], rows, keys, SMS)
     values |= {f"d{name}": np.full(shapes[name], np.nan, np.float32) for name in "kv"}
     return values, want

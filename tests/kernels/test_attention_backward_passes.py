@@ -1,7 +1,5 @@
 """Gradients of long heads, a pass each, against float64: interpreted and as emitted."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -14,6 +12,7 @@ from warploom.errors import InputError
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
+from warploom.kernels.attention.shares import key_tasks
 
 # name -> (config, rows, keys, heads)
 CASES = {
@@ -67,8 +66,8 @@ def test_values_of_another_size_are_refused_where_a_kernel_makes_all_gradients()
 
 
 BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
+    (BackwardConfig(causal=True), 5000): 2,
     (BackwardConfig(causal=True, group=4), 300): 16,
-    (BackwardConfig(causal=True, group=4), 5000): 2,
     (BackwardConfig(causal=True, group=4), 40000): 0,
     (BackwardConfig(head_dim=64, causal=True), 40000): 4,
     (BackwardConfig(deterministic=True), 4096): 8,
@@ -82,8 +81,24 @@ BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
 def test_heads_go_out_in_bands():
     for (config, rows), band in BANDS.items():
         found = fitted(config, rows, rows)
-        assert (found.band, found.paired) == (band, False)
-        part = "keys" if config.long else "main"
-        assert kernel(found, part)[1].launch.supergroup == band
-    for config in (BackwardConfig(causal=True), BackwardConfig(causal=True, window=9)):
-        assert fitted(config, 4096, 4100) == replace(config, paired=True)
+        assert found.band == band
+        plain = not (config.long or config.deterministic or config.window)
+        assert found.listed == (config.causal and plain)
+        plan = kernel(found, "keys" if config.long else "main")[1].launch
+        assert plan.supergroup == (0 if found.listed else band)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "group", "batch", "heads"),
+    [(4096, 4096, 1, 4, 16), (4096, 4096, 4, 4, 4), (300, 1000, 1, 2, 3), (900, 300, 2, 1, 1)],
+)
+def test_lists_hold_every_task_and_give_sms_alike(rows, keys, group, batch, heads):
+    config = fitted(BackwardConfig(causal=True, group=group), rows, keys)
+    tasks = key_tasks(config, batch, heads, rows, keys, 132)
+    tiles, blocks = -(-keys // 128), -(-rows // 64)
+    known = {(b, h, j) for b in range(batch) for h in range(heads) for j in range(tiles)}
+    real = [tuple(task) for task in tasks.tolist() if task[2] < tiles]
+    assert len(real) == len(known) and set(real) == known and len(tasks) % 132 == 0
+    lengths = group * np.maximum(0, blocks - np.maximum(0, tasks[:, 2] * 128 + rows - keys) // 64)
+    loads = lengths.reshape(-1, 132).sum(0)
+    assert loads.max() <= max(1.05 * loads.mean(), lengths.max())

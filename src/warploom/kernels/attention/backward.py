@@ -190,8 +190,12 @@ def _tile_of_keys(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Seque
         head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
         number, j = (read(rest["key_tiles"], task, n) for n in (0, 1))
         return Sequence.packed(config, number, rest), head, j
-    tasks = cdiv(size("keys"), config.tile[1])
-    batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
+    if config.listed:
+        (task,) = grid(tasks=size("tasks"))
+        batch, head, j = (read(rest["key_tasks"], task, n) for n in range(3))
+    else:
+        tasks = cdiv(size("keys"), config.tile[1])
+        batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
     return Sequence(size("rows"), size("keys"), (batch,)), head, j
 
 
@@ -303,23 +307,20 @@ def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
 def backward_policy(config: BackwardConfig) -> Policy:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
-    Causal tasks go to the next free SM, those of a band of heads the longest first. Pairs of a long
-    and a short task are of equal length without asking, which is worth more than the order at head
-    size 128, but have more heads at work: 16384 rows lost a third on an H200, where L2 does not
-    hold their sums; and few tasks do not pair up. Packed tasks come longest first by their table;
-    the next free SM would take 144 to 416 bytes of spills.
+    Where tasks are listed each SM has its own, of a band of heads at a time: L2 does not hold the
+    sums of more. Others under a causal mask go to the next free SM, which costs registers. Packed
+    tasks come longest first by their table, every second round of them backwards.
     """
     in_order = config.packed and config.deterministic
-    if config.packed:
-        scheduler = "static" if in_order else "serpentine"
-    else:
-        scheduler = "serpentine" if config.paired else "dynamic" if config.causal else "static"
+    static = config.listed or in_order or not (config.packed or config.causal)
+    scheduler = "static" if static else "serpentine" if config.packed else "dynamic"
     last = "tasks_tile" if config.packed else "keys_tile"
+    heads = (0 if in_order else PACKED_HEADS) if config.packed else config.band
     launch = LaunchPlan(
         split="keys",
         tile_scheduler=scheduler,
-        supergroup=(0 if in_order else PACKED_HEADS) if config.packed else config.band,
-        grouped="row" if config.packed else "all",
+        supergroup=0 if config.listed else heads,
+        grouped="row" if config.packed or config.listed else "all",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
         store_warps=True,

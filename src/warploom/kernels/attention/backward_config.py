@@ -63,9 +63,6 @@ STYLES: dict[tuple[int, bool], Style] = {
 }
 # Of deterministic, packed and windowed kernels: timed beside few others.
 SPECIAL = {64: Style(late=True, fenced=True, taken=True), 128: Style(taken=True)}
-# Rows, from the first to the last number, for which causal tasks go out in pairs: at head size 128,
-# and where there is a window.
-PAIRED = (1024, 8192)
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
@@ -80,9 +77,9 @@ class BackwardConfig:
     sqrt(head_dim)), and whether every sum has one order.
 
     A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
-    multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
-    go out in pairs of a long and a short one, which L2 must have room for. `band`: those of so many
-    key heads go out together, the longest first; 0: one head's after another's. `fitted` chooses.
+    multiple of a tile's, so that only a causal mask or a window hides any. `listed`: which tasks an
+    SM does stands in a list (`kernels.attention.shares`). `band`: those of so many key heads go out
+    together, the longest first; 0: one head's after another's. `fitted` chooses.
     `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
     written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
     that of q and k, for which there are kernels that make each gradient by itself.
@@ -96,7 +93,7 @@ class BackwardConfig:
     scale: float | None = None
     deterministic: bool = False
     whole_keys: bool = False
-    paired: bool = False
+    listed: bool = False
     band: int = 0
     packed: bool = False
     style: Style | None = None
@@ -230,10 +227,13 @@ class BackwardConfig:
         every["none"] = array(FP32, f"{lead} blocks {block}")
         every |= dict.fromkeys("row_bounds key_bounds".split(), array(INT32, "bounds"))
         every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks pair"))
+        every["key_tasks"] = array(INT32, "tasks place")
         return {name: every[name] for name in names.split()}
 
     def tables(self, of: str) -> str:
-        """The names of what says where packed sequences are, for tasks of "rows" or of "keys"."""
+        """The names of what says which task is which, for tasks of "rows" or of "keys"."""
+        if self.listed and of == "keys":
+            return " key_tasks"
         bounds = "row_bounds row_tiles" if of == "rows" else "row_bounds key_bounds key_tiles"
         return f" {bounds}" if self.packed else ""
 
@@ -242,12 +242,10 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     """What kernels of a configuration are for that many rows and keys of a sequence."""
     if config.packed:
         return config
-    alike = config.window is not None or (config.depth == 128 and config.group == 1)
-    free = config.causal and not config.deterministic
-    paired = free and alike and not config.long and PAIRED[0] <= rows <= PAIRED[1]
     whole = not config.long and keys % config.tile[1] == 0
-    band = 0 if paired or config.window is not None else _band(config, rows)
-    return replace(config, whole_keys=whole, paired=paired, band=band)
+    band = _band(config, rows) if config.window is None else 0
+    listed = config.causal and not (config.long or config.deterministic) and config.window is None
+    return replace(config, whole_keys=whole, listed=listed, band=band)
 
 
 def _band(config: BackwardConfig, rows: int) -> int:
