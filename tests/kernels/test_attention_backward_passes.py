@@ -74,7 +74,7 @@ BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
     (BackwardConfig(head_dim=256, causal=True, deterministic=True), 4096): 4,
     (BackwardConfig(), 4096): 0,
     (BackwardConfig(causal=True, deterministic=True), 4096): 0,
-    (BackwardConfig(causal=True, window=9), 500): 0,
+    (BackwardConfig(causal=True, window=9), 4096): 4,
 }
 
 
@@ -82,23 +82,32 @@ def test_heads_go_out_in_bands():
     for (config, rows), band in BANDS.items():
         found = fitted(config, rows, rows)
         assert found.band == band
-        plain = not (config.long or config.deterministic or config.window)
-        assert found.listed == (config.causal and plain)
+        assert found.listed == (config.causal and not (config.long or config.deterministic))
         plan = kernel(found, "keys" if config.long else "main")[1].launch
         assert plan.supergroup == (0 if found.listed else band)
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "group", "batch", "heads"),
-    [(4096, 4096, 1, 4, 16), (4096, 4096, 4, 4, 4), (300, 1000, 1, 2, 3), (900, 300, 2, 1, 1)],
+    ("rows", "keys", "group", "window", "batch", "heads"),
+    [
+        (4096, 4096, 1, None, 4, 16),
+        (4096, 4096, 4, None, 4, 4),
+        (300, 1000, 1, None, 2, 3),
+        (900, 300, 2, None, 1, 1),
+        (2048, 2048, 1, 500, 2, 16),
+    ],
 )
-def test_lists_hold_every_task_and_give_sms_alike(rows, keys, group, batch, heads):
-    config = fitted(BackwardConfig(causal=True, group=group), rows, keys)
+def test_lists_hold_every_task_and_give_sms_alike(rows, keys, group, window, batch, heads):
+    config = fitted(BackwardConfig(causal=True, group=group, window=window), rows, keys)
     tasks = key_tasks(config, batch, heads, rows, keys, 132)
-    tiles, blocks = -(-keys // 128), -(-rows // 64)
+    tiles = -(-keys // 128)
     known = {(b, h, j) for b in range(batch) for h in range(heads) for j in range(tiles)}
     real = [tuple(task) for task in tasks.tolist() if task[2] < tiles]
     assert len(real) == len(known) and set(real) == known and len(tasks) % 132 == 0
-    lengths = group * np.maximum(0, blocks - np.maximum(0, tasks[:, 2] * 128 + rows - keys) // 64)
-    loads = lengths.reshape(-1, 132).sum(0)
+    row, key = np.arange(rows)[:, None] + keys - rows, np.arange(keys)
+    seen = (key <= row) & (key > row - (window or keys))
+    pad = ((0, -rows % 64), (0, -keys % 128))
+    blocks = np.pad(seen, pad).reshape(-(-rows // 64), 64, tiles, 128).any((1, 3)).sum(0)
+    loads = group * np.append(blocks, 0)[tasks[:, 2]].reshape(-1, 132).sum(0)
+    lengths = group * blocks
     assert loads.max() <= max(1.05 * loads.mean(), lengths.max())

@@ -243,9 +243,8 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     if config.packed:
         return config
     whole = not config.long and keys % config.tile[1] == 0
-    band = _band(config, rows) if config.window is None else 0
-    listed = config.causal and not (config.long or config.deterministic) and config.window is None
-    return replace(config, whole_keys=whole, listed=listed, band=band)
+    listed = config.causal and not (config.long or config.deterministic)
+    return replace(config, whole_keys=whole, listed=listed, band=_band(config, rows))
 
 
 def _band(config: BackwardConfig, rows: int) -> int:

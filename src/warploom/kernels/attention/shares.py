@@ -24,8 +24,14 @@ def key_tasks(
     s, s + sms, ... A task behind the last tile has nothing to do."""
     (bq, bk), shift = config.tile, keys - rows
     tiles = -(-keys // bk)
-    blocks = -(-rows // bq)
-    lengths = [max(0, blocks - max(0, j * bk - shift) // bq) for j in range(tiles)]
+    reach = keys if config.window is None else config.window  # keys from a row's own backwards
+
+    def blocks(j: int) -> int:
+        """Blocks of rows that see a key of tile j."""
+        last = max(0, min(rows, (j + 1) * bk - 1 + reach - shift))
+        return max(0, -(-last // bq) - max(0, j * bk - shift) // bq)
+
+    lengths = [blocks(j) for j in range(tiles)]
     heads = [(b, h) for b in range(batch) for h in range(kv_heads)]
     own: list[list[tuple[int, int, int]]] = [[] for _ in range(sms)]
     loads = [(0, s) for s in range(sms)]
