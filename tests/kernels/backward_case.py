@@ -18,7 +18,10 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     q, k, v, do = (np.asarray(values[name], np.float64) for name in ("q", "k", "v", "do"))
     k, v = (np.repeat(x, config.group, axis=1) for x in (k, v))
     scale = config.scale if config.scale is not None else q.shape[-1] ** -0.5
-    scores = scale * q @ k.swapaxes(-1, -2)
+    scores, slope = scale * q @ k.swapaxes(-1, -2), 1.0
+    if cap := config.softcap:
+        scores = cap * np.tanh(scores / cap)
+        slope = 1.0 - (scores / cap) ** 2
     if config.causal:
         rows, keys = scores.shape[-2:]
         seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
@@ -35,7 +38,7 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
         lse = (np.where(np.isinf(top), 0.0, top) + np.log(total))[..., 0]
     grad = do @ v.swapaxes(-1, -2)
     delta = (do * (weights @ v)).sum(-1)
-    change = weights * (grad - delta[..., None])
+    change = weights * (grad - delta[..., None]) * slope
     shape = (k.shape[0], -1, config.group, k.shape[2])
     return {
         "dq": scale * change @ k,

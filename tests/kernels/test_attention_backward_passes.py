@@ -19,7 +19,7 @@ CASES = {
     "full": (BackwardConfig(head_dim=256), 70, 150, 1),
     "causal": (BackwardConfig(head_dim=256, causal=True, group=2), 140, 100, 2),
     "values": (BackwardConfig(head_dim=192, value_dim=128, causal=True), 100, 140, 1),
-    "window": (BackwardConfig(head_dim=160, causal=True, window=30), 150, 160, 1),
+    "window": (BackwardConfig(head_dim=160, causal=True, window=30, softcap=2.0), 150, 160, 1),
 }
 GRADIENT = {"values": "dv", "keys": "dk", "queries": "dq"}
 BOUND = 6e-3  # of the largest element

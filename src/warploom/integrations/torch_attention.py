@@ -40,8 +40,8 @@ ATTENTION_TYPES = ("bf16", "fp16")
 ONCE = "take no gradient of a gradient"  # a hint of refusals
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
-    "bool causal=False, int? window=None, float? scale=None, bool deterministic=False) "
-    "-> (Tensor, Tensor, Tensor)"
+    "bool causal=False, int? window=None, float? scale=None, bool deterministic=False, "
+    "float softcap=0.0) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -79,6 +79,7 @@ def config_of(
     window: int | None,
     scale: float | None,
     deterministic: bool,
+    softcap: float,
 ) -> BackwardConfig:
     """The kernels that shapes need; raises `InputError` where there are none."""
     config = BackwardConfig(
@@ -90,6 +91,7 @@ def config_of(
         scale=scale,
         deterministic=deterministic,
         value_dim=value_dim(q, v),
+        softcap=softcap,
     )
     return fitted(config, q.shape[2], k.shape[2])
 

@@ -40,6 +40,7 @@ from warploom.tile import (
     span,
     store,
     sum_along,
+    tanh,
     trace,
     where,
     zeros,
@@ -219,7 +220,7 @@ def _backward(
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
-        scores = key_tile @ queries
+        scores, slope = capped(config, key_tile @ queries)
         if config.written.taken:
             grad = zeros(keys=bk, rows=bq) - delta
             grad += value_tile @ grads
@@ -228,13 +229,14 @@ def _backward(
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
         if config.masked and config.written.branch:
             scores[:] = where(seen, scores, -math.inf)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
+        weights = exp2(scores * (config.power * LOG2E) - base)
         if config.masked and not config.written.branch:
             weights = where(seen, weights, 0.0)
         if not config.written.late:
             dv += weights.cast(config.dtype) @ grads
         inner = grad if config.written.taken else grad - delta
-        change = (weights * inner).cast(config.dtype)
+        changed = weights * inner
+        change = (changed if slope is None else changed * slope).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
         dq = wide @ change if config.transposed else change @ columns
@@ -246,6 +248,14 @@ def _backward(
     to = own.key_block(kv_head, j * bk, bk, d, put=True)
     store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))
     store(rest["dv"], *to, tile=dv.cast(config.dtype))
+
+
+def capped(config: BackwardConfig, scores: Tile) -> tuple[Tile, Tile | None]:
+    """Scores under the soft cap, and by how much they change with those without."""
+    if not config.softcap:
+        return scores, None
+    found = tanh(scores * (config.factor / config.softcap))
+    return found, 1.0 - found * found
 
 
 def row_blocks(

@@ -82,7 +82,8 @@ class BackwardConfig:
     together, the longest first; 0: one head's after another's. `fitted` chooses.
     `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
     written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
-    that of q and k, for which there are kernels that make each gradient by itself.
+    that of q and k, for which there are kernels that make each gradient by itself. `softcap`: as
+    of `AttentionConfig`.
     """
 
     dtype: DType = BF16
@@ -98,6 +99,7 @@ class BackwardConfig:
     packed: bool = False
     style: Style | None = None
     value_dim: int | None = None
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -108,6 +110,8 @@ class BackwardConfig:
             )
         if self.window is not None and self.window < 1:
             raise InputError(f"attention backward window={self.window}: expected >= 1")
+        if self.softcap < 0:
+            raise InputError(f"attention backward softcap={self.softcap}: expected 0 or more")
         if self.value_dim is not None and not (
             self.long and 0 < self.value_dim <= max(LONG) and self.value_dim % ALIGNED == 0
         ):
@@ -124,8 +128,10 @@ class BackwardConfig:
 
     @property
     def depth(self) -> int:
-        """The head size that tiles have: what lies beyond the head is read as zero."""
-        return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+        """The head size that tiles have: what lies beyond the head is read as zero. Beside 128 rows
+        there are no registers for the slope of a soft cap."""
+        least = max(self.head_dim, min(TILES) + 1 if self.softcap else 0)
+        return min(size for size in (*TILES, *LONG) if size >= least)
 
     @property
     def value_depth(self) -> int:
@@ -148,6 +154,11 @@ class BackwardConfig:
     def factor(self) -> float:
         """The factor on q k^T."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def power(self) -> float:
+        """What the scores of a block are multiplied by in the exponent."""
+        return self.softcap or self.factor
 
     @property
     def transposed(self) -> bool:

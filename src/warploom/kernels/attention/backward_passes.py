@@ -13,6 +13,7 @@ from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward import (
     LOG2E,
+    capped,
     key_blocks,
     row_blocks,
     seen_by_keys,
@@ -84,17 +85,19 @@ def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) 
         i = first + (n % blocks if config.group > 1 else n)
         rows = span(i * bq, bq)
         queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, e)
-        scores = key_tile @ queries
+        scores, slope = capped(config, key_tile @ queries)
         seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE), size("keys"))
         scores[:] = where(seen, scores, -math.inf)
         base = load(rest["base"], batch, head, rows)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
+        weights = exp2(scores * (config.power * LOG2E) - base)
         if value_tile is None:
             sums += weights.cast(config.dtype) @ grads
         else:
             grad = value_tile @ grads
             delta = load(rest["delta"], batch, head, rows)
-            sums += (weights * (grad - delta)).cast(config.dtype) @ queries
+            change = weights * (grad - delta)
+            change = change if slope is None else change * slope
+            sums += change.cast(config.dtype) @ queries
     if of_keys:
         sums = sums * config.factor
     made, columns = ("dk", d) if of_keys else ("dv", e)
@@ -119,9 +122,12 @@ def _queries(
         j = first + n
         keys = span(j * bk, bk)
         key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, e)
-        scores, grad = queries @ key_tile, grads @ value_tile
+        scores, slope = capped(config, queries @ key_tile)
+        grad = grads @ value_tile
         seen = seen_by_rows(config, (TILE, i * TILE + shift), (bk, j * bk))
         scores[:] = where(seen, scores, -math.inf)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
-        sums += (weights * (grad - delta)).cast(config.dtype) @ key_tile
+        weights = exp2(scores * (config.power * LOG2E) - base)
+        change = weights * (grad - delta)
+        change = change if slope is None else change * slope
+        sums += change.cast(config.dtype) @ key_tile
     store(rest["dq"], batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))
