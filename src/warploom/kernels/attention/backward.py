@@ -48,7 +48,7 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 At = tuple[Span | Index, ...]  # a place in an array
-PACKED_HEADS = 8  # heads whose packed tasks go out together
+PACKED_HEADS = {64: 4}  # heads whose packed tasks go out together, by padded head size; else 2
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,9 @@ def backward_policy(config: BackwardConfig) -> Policy:
     static = config.listed or in_order or not (config.packed or config.causal)
     scheduler = "static" if static else "serpentine" if config.packed else "dynamic"
     last = "tasks_tile" if config.packed else "keys_tile"
-    heads = (0 if in_order else PACKED_HEADS) if config.packed else config.band
+    heads = config.band
+    if config.packed:
+        heads = 0 if in_order else PACKED_HEADS.get(config.depth, 2)
     launch = LaunchPlan(
         split="keys",
         tile_scheduler=scheduler,

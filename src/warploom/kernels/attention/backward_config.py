@@ -61,8 +61,9 @@ STYLES: dict[tuple[int, bool], Style] = {
     (128, False): Style(late=True, fenced=True),
     (128, True): Style(late=True, fenced=True, taken=True),
 }
-# Of deterministic, packed and windowed kernels: timed beside few others.
+# Of deterministic and windowed kernels: timed beside few others.
 SPECIAL = {64: Style(late=True, fenced=True, taken=True), 128: Style(taken=True)}
+PACKED = Style(late=True, fenced=True)
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
@@ -184,9 +185,11 @@ class BackwardConfig:
     @property
     def written(self) -> Style:
         """How its loop is written."""
-        special = self.deterministic or self.packed or self.window is not None
-        found = SPECIAL.get(self.depth) if special else STYLES.get((self.depth, self.causal))
-        return self.style or found or Style(late=True)
+        if self.deterministic or self.window is not None:
+            found = SPECIAL.get(self.depth)
+        else:
+            found = PACKED if self.packed else STYLES.get((self.depth, self.causal))
+        return self.style or found or Style(late=True, fenced=True)
 
     @property
     def sum_depth(self) -> int:
@@ -254,7 +257,8 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     if config.packed:
         return config
     whole = not config.long and keys % config.tile[1] == 0
-    listed = config.causal and not (config.long or config.deterministic)
+    # At other head sizes a list takes registers that loops then spill, and a counter does not.
+    listed = config.causal and config.depth == 128 and not config.deterministic
     return replace(config, whole_keys=whole, listed=listed, band=_band(config, rows))
 
 
