@@ -89,7 +89,6 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x80-cooperative-split",
         "128x80-cooperative-split-lazy",
         "128x80-early-split-lazy",
-        "128x80-split-cluster2",
         "128x80-direct-early-split-lazy",
     ),
     "d256 causal": (

@@ -25,7 +25,6 @@ from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.hedgehog import (
     FEATURES,
-    FEW,
     HedgehogConfig,
     default_policy,
     hedgehog,
@@ -126,7 +125,7 @@ def main() -> None:
         return
     (folder,) = args.where
     if args.what == "build":
-        built = compiled(hedgehog(HedgehogConfig(D)), default_policy(), allow=FEW)
+        built = compiled(hedgehog(HedgehogConfig(D)), default_policy())
         built.write(folder / kb.slug(CASES[0]))
         return
     torch = kb.load_torch()

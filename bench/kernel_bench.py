@@ -337,8 +337,15 @@ def row_of_times(
         control=(control[0], control[1]),
         samples=len(samples[OURS]),
         checks={**checks, "copy ms": round(median[COPY], 5), "percent of copy": share},
-        notes=f"torch {environment()['torch']}",
+        notes=libraries(),
     )
+
+
+def libraries() -> str:
+    """PyTorch, and Triton where kernels of its were timed, with their versions."""
+    triton = sys.modules.get("triton")
+    also = "" if triton is None else f", triton {triton.__version__}"
+    return f"torch {environment()['torch']}{also}"
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:

@@ -10,7 +10,8 @@ kernels take a while to compile and to tune: the baseline is then the copy.
 A row is one case, in milliseconds of a call. Calls are captured into graphs and interleaved, with a
 second copy of ours as A/A control. `copy ms` is what a copy takes
 that moves as many bytes as all arrays have; ThunderKittens' times are those of an earlier run on
-the same kind of GPU. Results are judged by a loop over rows in float64, over 16384 rows too.
+the same kind of GPU. Results are judged by a loop over rows in float64, over 16384 rows too: with
+decays of a usual size, near 0 and near 1.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ RESULTS = Path(__file__).parent / "results" / "linear_attention.json"
 BATCH = HEADS = 16
 LONG = 16384  # rows of the long check
 AT_ONCE = 128  # states kept at a time
+RATES = {"g", "a"}  # arrays of logarithms of decays
+EXTREMES = {"0": 100.0, "1": 1e-4}  # what logarithms are multiplied by
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
 FLA = "flash-linear-attention"
 REFUSED = "flash-linear-attention's wrong gradients"
@@ -251,10 +254,13 @@ def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
     return {".": (recurrent(config), default_policy(config))}
 
 
-def error(torch: Any, case: Case, kernel: Call, rows: int) -> float:
-    """The relative error in norm, with heads of one sequence."""
+def error(torch: Any, case: Case, kernel: Call, rows: int, times: float = 1.0) -> float:
+    """The relative error in norm, with heads of one sequence; logarithms of decays so many times
+    their usual size."""
     scale = case.config.key_dim**-0.5
     given = inputs(torch, case, 1, 2, rows)
+    for name in RATES.intersection(given):
+        given[name] = given[name] * times
     right = exact(torch, case, given, scale)
     kernel(torch, given, scale)
     return float((given["o"].double() - right).norm() / right.norm())
@@ -285,6 +291,9 @@ def measured(
     """The rows of one case."""
     case, kernel = CASES[name], Call(CASES[name].config, tuple(one.kernel() for one in built))
     wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
+    for where, times in EXTREMES.items() if case.config.decay != "none" else ():
+        far = error(torch, case, kernel, LONG, times)
+        wrong[f"error {LONG} rows, decays near {where}"] = round(far, 6)
     for batch, heads, rows in case.sizes:
         samples = timed(torch, case, kernel, (batch, heads, rows), args)
         best = FLA if FLA in samples else COPY

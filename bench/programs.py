@@ -29,7 +29,7 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
-from warploom.engine.explored import Found
+from warploom.engine.explored import Explored, Found
 from warploom.engine.outcome import tried
 from warploom.engine.points import Space
 from warploom.engine.search import SECONDS, search
@@ -44,6 +44,7 @@ from warploom.tile import Program
 RESULTS = Path(__file__).parent / "results" / "programs.json"
 FOLDER = "examples/programs"
 GPU, COMPILED, FLEX = "h200", "torch.compile", "FlexAttention"
+PRODUCTS = "products alone"  # no baseline: it computes less
 DEVICE, ROUNDS, TIMED, CANDIDATES = "cuda", 16, 3, 8
 BOUND = {"bf16": 1e-2, "fp32": 1e-4}  # relative error in norm against float64
 ROWS = 1024  # of a logits matrix in float64 at a time
@@ -159,7 +160,7 @@ def elsewhere(space: Space, sizes: Mapping[str, int], known: list[Found]) -> lis
         predicted = told.pop("predicted", None)
         if isinstance(predicted, float):
             found.append(Found(one.point, Row(predicted, told=told)))
-    return sorted(found, key=lambda one: one.microseconds)
+    return Explored(found).useful
 
 
 # ---- the formulas in PyTorch, in the type of the tensors
@@ -201,6 +202,27 @@ def fp8_linear(torch: Any, t: Tensors) -> Any:
     return torch._scaled_mm(
         t["x"], t["w"].T, **scales, out_dtype=torch.bfloat16, use_fast_accum=True
     )
+
+
+def products_alone(torch: Any, case: Case, t: Tensors) -> Call | None:
+    """The matrix products of a case as cuBLAS makes them, without what stands around them: what any
+    kernel is left with when all else is hidden. None where the formula is nothing else."""
+    names = {"rmsnorm_linear": "w", "layernorm_gelu": "w", "swiglu": "gu", "cross_entropy": "w"}
+    if case.program not in names:
+        return None
+    sides = [
+        t[name].T if case.program == "cross_entropy" else t[name] for name in names[case.program]
+    ]
+    outs = [
+        torch.empty(t["x"].shape[0], side.shape[1], device=DEVICE, dtype=side.dtype)
+        for side in sides
+    ]
+
+    def call() -> Any:
+        for side, out in zip(sides, outs, strict=True):
+            torch.mm(t["x"], side, out=out)
+
+    return call
 
 
 FORMULAS: dict[str, Callable[[Any, Tensors], Any]] = {
@@ -374,6 +396,8 @@ def measured(torch: Any, case: Case, folder: Path) -> Evidence:
         errors[name] = float((got - expected).norm() / expected.norm())
     seconds = time.perf_counter() - began
     del expected, got
+    if (alone := products_alone(torch, case, arrays)) is not None:
+        calls[PRODUCTS] = alone
     timer = sitting.Gpu(torch, calls)
     timer.again(next(iter(others)))
     bursts = sitting.measure(timer, ROUNDS, False, 0)["bursts"]
@@ -429,6 +453,7 @@ def evidence(
             "limited by": told[0]["limits"],
             "predicted": round(told[0]["predicted"], 1),
             "best timed": round(median[fastest], 1),
+            **({PRODUCTS: round(median[PRODUCTS], 1)} if PRODUCTS in median else {}),
             "seconds to compile the baselines": round(seconds, 1),
         },
         notes=f"torch {env['torch']}; "

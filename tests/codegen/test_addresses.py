@@ -266,7 +266,7 @@ def test_only_what_all_blocks_of_a_cluster_want_is_multicast():
     assert loads(plain, LaunchPlan(cluster=("n_tile", 2))) == [True, False]
     assert loads(sliced, LaunchPlan(cluster=("slices_tile", 2))) == [False, False]
     assert loads(sliced, LaunchPlan(cluster=("m_tile", 2))) == [False, True]
-    own, shared = (attention(AttentionConfig(causal=True, cluster_m=n)) for n in (1, 2))
+    own, shared = (attention(AttentionConfig(causal=causal)) for causal in (True, False))
     pair = LaunchPlan(cluster=("rows_tile", 2))
     assert loads(own, pair) == [False] * 3
     assert loads(shared, pair) == [False, True, True]

@@ -16,6 +16,7 @@ from warploom.codegen.ir.spec import RULES, verify
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import PASSES, START, lower, verified
 from warploom.errors import CheckFailed
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 
 OVERLAP = {"overlap_next_task": True, "task_rings": {"q_t": 2}}
 
@@ -30,6 +31,12 @@ def stages_apart():
     return program, schedule_for(program, Policy("overlapped", LaunchPlan(), groups=1, depth=3))
 
 
+def staged():
+    """A delta rule: four tiles of a group's own, of which one is written twice."""
+    config = RecurrentConfig("none", delta=True)
+    return (program := recurrent(config)), schedule_for(program, default_policy(config))
+
+
 CASES = {
     "gemm": lambda: gemm_case(64, 64, 64),
     "gemm, one slot": lambda: gemm_case(64, 64, 64, 1, flying=0),
@@ -41,6 +48,7 @@ CASES = {
     "attention, apart": lambda: attention_case(64, 64, 3, False, causal=True, split_mask_loop=True),
     "one operand, two readers": lambda: shared(2),
     "readers stages apart": stages_apart,
+    "staged": staged,
     "tiny": tiny_case,
     "tiny, turns": lambda: tiny_case(True),
     "tiny, copies": lambda: tiny_case(copies=2),
@@ -148,6 +156,15 @@ FAULTS = {
         ("tiny, turns", "early_end", r"(skip\n) *TurnWait\n *TurnPass\n", r"\1"),
         ("tiny", "early_end", r" *Wait v\n *Release v\n(?= *straight)", ""),
         ("tiny, turns", "early_end", r" *empty\n *TurnWait\n *TurnPass\n", ""),
+    ],
+    "a group's own shared memory": [
+        ("staged", LAST, " *FencedGroupSync\n", "", number) for number in range(3)
+    ]
+    + [
+        ("staged", LAST, "FencedGroupSync", "GroupSync"),
+        ("staged", LAST, r" +GroupSync\n", ""),
+        ("staged", LAST, r" +GroupSync\n", "", 1),
+        ("staged", LAST, r"( +GroupSync\n)( *Run \S+\n)", r"\2\1"),
     ],
 }
 

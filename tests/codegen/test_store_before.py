@@ -1,8 +1,10 @@
 """Stores of tiles that begin before their array: the copy engine traps on a box that ends there."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.lowering import lowered
@@ -27,14 +29,31 @@ def program(behind):
     return t.trace(body, {name: t.array(t.BF16, dims) for name, dims in arrays.items()})
 
 
-def test_only_boxes_that_reach_their_array_are_stored():
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernel as emitted and without its guard, compiled together, with program and arrays."""
     random, made = np.random.default_rng(0), program(1)
     arrays = {name: t.round_to(t.BF16, random.normal(size=(192, 64))) for name in "xy"}
     arrays["w"] = t.round_to(t.BF16, random.normal(size=(64, 64)))
     source = emit(lowered(made, Policy("multistage")))
-    assert re.search(r"\(i_ - 1\) \* 64\) \+ 0 \+ 64 > 0", source.text)
-    got = emulate.run(emulate.compile_all([source], None), 0, source, made, arrays)["y"]
+    bare = re.sub(r" && \(\(i_ - 1\) \* 64\) \+ 0 \+ 64 > 0", "", source.text)
+    assert bare != source.text
+    sources = source, replace(source, text=bare)
+    return emulate.compile_all(sources, None), sources, made, arrays
+
+
+def test_only_boxes_that_reach_their_array_are_stored(kernels):
+    library, (source, _), made, arrays = kernels
+    got = emulate.run(library, 0, source, made, arrays)["y"]
     assert distance(got, t.interpret(made, arrays)["y"]) < 1e-3
+
+
+def test_the_emulated_copy_engine_traps_where_no_guard_keeps_such_a_box_back(kernels):
+    library, (_, bare), made, arrays = kernels
+    told = "box from -64 to 0 of dimension 1, which ends before its array begins"
+    with pytest.raises(emulate.Fault, match=told) as fault:
+        emulate.run(library, 1, bare, made, arrays)
+    assert fault.value.kind == "rule"
 
 
 def test_starts_that_are_never_negative_have_no_guard():

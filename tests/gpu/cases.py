@@ -284,8 +284,6 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-over": lambda: attention("128x80-cooperative-split", rows="300", keys="300",
                                         head_dim="256"),
-    "attention-clusters": lambda: attention("128x80-split-cluster2", rows="300", keys="300",
-                                            head_dim="256", causal="true"),
     # More tasks than SMs: a block starts the next one's first matmul before its stores.
     "attention-overlap": lambda: attention("128x128-dynamic16-overlap", rows="300", keys="300",
                                          head_dim="64", causal="true", batch="8", heads="8"),

@@ -120,19 +120,6 @@ def test_a_bound_that_is_one_too_small_or_large_is_seen() -> None:
     assert not holds("causal", 32, 32, 1, last + 1).any()
 
 
-def test_tasks_that_share_their_blocks_have_the_bounds_of_all_of_them() -> None:
-    program, condition = masked(CONDITIONS["causal"])
-    definitions = {op.dst.name: op for op in program.ops() if op.dst is not None}
-    index, lead = program.loops()[0].index, symbol("rows_tile") // 2 * 2
-    shared = Positions(definitions, replaced={"rows_tile": (lead, lead + 1)})
-    some, every = shared.somewhere(condition, index), shared.everywhere(condition, index)
-    for i, j in itertools.product(range(4), range(8)):
-        values = {"rows": 32, "keys": 32, "rows_tile": i}
-        both = [holds("causal", 32, 32, one, j) for one in (i // 2 * 2, i // 2 * 2 + 1)]
-        assert inside(some, j, values) == any(one.any() for one in both)
-        assert inside(every, j, values) == all(one.all() for one in both)
-
-
 def test_what_is_not_a_comparison_of_positions_says_nothing() -> None:
     program, condition = masked(lambda r, k: (r < k) | (r > k))
     definitions = {op.dst.name: op for op in program.ops() if op.dst is not None}

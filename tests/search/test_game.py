@@ -9,7 +9,7 @@ import pytest
 
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verify import Verifier
-from warploom.search.actions import STEPS, Move, SetControl
+from warploom.search.actions import Move
 from warploom.search.game import MEMORY_MOVES, UNWANTED, Candidate, Family, Game, Refusal
 
 SMALL = ("triton_rmsnorm_2x4096_w8_s2_sm90", "triton_batched_gemm_128x128x64_w8_s4_sm80")
@@ -108,22 +108,3 @@ def test_states_verify_from_bytes(cubin_of: Callable[[str], Cubin]) -> None:
             assert fresh.check_file(parse(result.cubin)).legal
             seen += 1
     assert seen >= 30
-
-
-def test_longer_stalls_are_moves_only_when_named(cubin_of: Callable[[str], Cubin]) -> None:
-    cubin = cubin_of("triton_softmax_4x4096_w8_s3_sm80")
-    plain = Game(cubin)
-    paced = Game(cubin, moves=frozenset((*STEPS, "pace")))
-    kinds: dict[str, list[SetControl]] = {"plain": [], "paced": []}
-    for name, game in (("plain", plain), ("paced", paced)):
-        rng = random.Random(3)
-        for _ in range(200):
-            action = game.propose(rng)
-            if isinstance(action, SetControl) and action.kind == "pace":
-                kinds[name].append(action)
-    assert not kinds["plain"] and len(kinds["paced"]) > 5
-    action = kinds["paced"][0]
-    before = paced.editor.control(action.index).stall
-    assert action.control.stall >= before
-    assert isinstance(paced.apply(action), Candidate)
-    assert paced.editor.control(action.index).stall >= before

@@ -56,7 +56,7 @@ def test_unknown_moves_are_refused() -> None:
     assert moves_of(MOVES) == set(MOVES)
     with pytest.raises(InputError, match="unknown move 'unroll': expected some of order"):
         moves_of(("order", "unroll"))
-    with pytest.raises(InputError, match="unknown move 'rename': gone: it was measured and gained"):
+    with pytest.raises(InputError, match="unknown move 'rename': gone: no gain was measured"):
         moves_of(("order", "rename"))
     with pytest.raises(InputError, match="needs the move 'order'"):
         moves_of(("stall",))

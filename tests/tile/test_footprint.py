@@ -28,7 +28,7 @@ def of(program: t.Program, **shapes: tuple[int, ...]):
         ("gemm", {"m": 130, "n": 260, "batched": "true"}),
         ("gemm", {"slices": 3, "in_cluster": "true"}),
         ("gemm", {"swap_ab": "true", "tile": "128,128,64"}),
-        ("attention", {"rows": 129, "causal": "true", "cluster_m": 2, "lse": "true"}),
+        ("attention", {"rows": 129, "causal": "true", "lse": "true"}),
     ],
 )
 def test_library_programs_write_each_element_once(name: str, settings: dict[str, object]) -> None:

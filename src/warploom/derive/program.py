@@ -25,7 +25,6 @@ IMPLEMENTATION = {
         "rescale_threshold",
         "split_mask_loop",
         "tile",
-        "cluster_m",
         "optimistic_threshold",
         "exact",
     ),

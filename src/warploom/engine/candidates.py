@@ -20,7 +20,7 @@ import numpy as np
 from warploom.autosched.plans import GRID, fits, growing_axis, ordered, plans, values, variations
 from warploom.autosched.points import Point
 from warploom.engine.estimate import NOISE, Estimate
-from warploom.engine.explored import TIE, Explored, Found
+from warploom.engine.explored import SHARED_OUT, TIE, Explored, Found
 from warploom.engine.outcome import bounds_of, crowded
 from warploom.engine.points import Space, orders
 from warploom.errors import WarploomError
@@ -160,6 +160,10 @@ class Candidates:
         program = self.space.rewritten(one.point)
         for words in variations(program, one.point.plan):
             self._offer(replace(one.point, plan=words))
+        shared = ordered((*one.point.plan, SHARED_OUT))
+        open_ = "dynamic" in values(program, "balance") and "balance" not in one.point.options
+        if one.waits_for_memory and open_ and fits(shared):
+            self._offer(replace(one.point, plan=shared), one.goal)
         if "replay" in (one.row.told or {}):
             for time, point in self.ranked_plans(one):
                 self._offer(point, time)

@@ -12,6 +12,7 @@ from warploom.engine.store import Row
 
 TIE = 1.005  # times that close are taken as equal: the model's error is larger
 HIDDEN = 0.25  # power of the share of a floor that tasks take, in what a search makes small
+SHARED_OUT = "balance=dynamic"  # each block takes the next free task
 WAITING = ("lcsf", "multistage", "unpipelined")  # orders without a matmul in flight
 
 
@@ -33,6 +34,11 @@ class Found:
         return float((self.row.told or {}).get("alone", self.microseconds))
 
     @property
+    def waits_for_memory(self) -> bool:
+        """Whether DRAM's rate is the floor."""
+        return self.alone < self.microseconds
+
+    @property
     def goal(self) -> float:
         """What a search makes small: the time, and where DRAM's rate is the floor of it, a little
         of what is left to hide as well."""
@@ -40,12 +46,14 @@ class Found:
 
     @property
     def preference(self) -> tuple[object, ...]:
-        """Of points that tie the least comes first. Where DRAM's rate is the floor, what is the
-        farthest above it; then what always has a matmul in flight, since waits that the replay
+        """Of points that tie the least comes first. Where DRAM's rate is the floor, what takes the
+        next free task, since no SM gets the same share of that rate, and then what is the farthest
+        above the floor; then what always has a matmul in flight, since waits that the replay
         hides are longer where loads are late; then the plainest."""
-        margin = round(log(self.alone / self.microseconds) / log(TIE))
+        margin = min(0, round(log(self.alone / self.microseconds) / log(TIE)))
+        late = not margin or SHARED_OUT not in self.point.plan
         waits = self.point.order.startswith(WAITING)
-        return min(margin, 0), waits, len(self.point.rules) + len(self.point.plan)
+        return late, margin, waits, len(self.point.rules) + len(self.point.plan)
 
 
 @dataclass

@@ -74,7 +74,7 @@ def _fill(config: kernel.HedgehogConfig, out: Any, *args: Any) -> None:
     policy = kernel.default_policy()
     launch(
         ("hedgehog", config),
-        lambda: compiled(kernel.hedgehog(config), policy, allow=kernel.FEW),
+        lambda: compiled(kernel.hedgehog(config), policy),
         arrays,
         {"scale": args[len(NAMES)]},
     )

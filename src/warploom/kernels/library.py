@@ -159,19 +159,24 @@ def _recurrent_arrays(program: Program, sizes: Sizes, seed: int) -> Values:
     return values
 
 
-# Names that fields of the configurations had once.
+NO_CLUSTER = "gone: it cost more than it saved (docs/attention.md)"
+# Names that fields of the configurations had once, and what became of them.
 FORMER: Mapping[str, Mapping[str, str]] = {
-    "gemm": {"across": "swap_ab", "together": "in_cluster", "ahead": "products_in_flight"},
+    "gemm": {
+        "across": "called 'swap_ab'",
+        "together": "called 'in_cluster'",
+        "ahead": "called 'products_in_flight'",
+    },
     "attention": {
-        "apart": "split_mask_loop",
-        "slack": "rescale_threshold",
-        "guess": "optimistic_threshold",
-        "shared": "cluster_m",
+        "apart": "called 'split_mask_loop'",
+        "slack": "called 'rescale_threshold'",
+        "guess": "called 'optimistic_threshold'",
+        **dict.fromkeys(("shared", "cluster_m"), NO_CLUSTER),
     },
 }
 # Fields that a variant sets: who gives one gets the textbook schedule of what was given.
 GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "products_in_flight"))
-ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "cluster_m", "optimistic_threshold"))
+ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "optimistic_threshold"))
 
 
 def _gemm_asked(config: gemm.GemmConfig, sizes: Sizes) -> dict[str, int]:
@@ -319,9 +324,7 @@ def configure(
         else:
             known = "expected one of " + (", ".join([*kernel.settings, *sizes]) or "none")
             now = FORMER.get(name, {}).get(key)
-            raise InputError(
-                f"{name} has no setting {key!r}: {f'it is called {now!r}' if now else known}"
-            )
+            raise InputError(f"{name} has no setting {key!r}: {f'it is {now}' if now else known}")
     config = kernel.config(**chosen)
     kernel.follow(config, sizes, settings.keys())
     return config, sizes

@@ -57,7 +57,7 @@ from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.target import UNIT_TITLES
 from warploom.tile import Program
 
-RULES = 5  # version of the rules: what was concluded from other ones is not used again
+RULES = 6  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.0, 0.15, 0.3, 0.45)  # of the least interval: how late a group begins
 BEYOND = 4  # passes, beyond as many as a ring has slots, that are as long where a walk has settled
@@ -359,7 +359,7 @@ def _events(
             add("smem", 2 * size)
             add("instruction", size / TURN_BYTES * TURN_INSTRUCTIONS)
         else:
-            add("copy", block.home(step.op.dst.name)[1].tile.bytes)
+            add("copy", block.placement.shared[step.op.dst.name][1].bytes)
     return found
 
 

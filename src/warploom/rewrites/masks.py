@@ -94,14 +94,6 @@ def _definitions(program: Program) -> Mapping[str, Op]:
     return {name: op for name, op in found.items() if name not in again}
 
 
-def _positions(program: Program, together: tuple[str, int], axis: str = "") -> Positions:
-    name, count = together
-    if count == 1:
-        return Positions(_definitions(program), axis)
-    lead = symbol(name) // count * count
-    return Positions(_definitions(program), axis, {name: (lead, lead + (count - 1))})
-
-
 class _Bounded(Replay):
     """Loops with other bounds."""
 
@@ -113,11 +105,8 @@ class _Bounded(Replay):
         self.copy_loop(self.bounds.get(item.index, item))
 
 
-def skip_masked_blocks(program: Program, together: tuple[str, int] = ("", 1)) -> Program:
+def skip_masked_blocks(program: Program) -> Program:
     """Leave out iterations whose scores the mask hides all.
-
-    `together` (a grid axis, n): so many neighbouring tasks go over the same blocks, those that any
-    of them sees, so that a cluster of thread blocks can bring each block once for all.
 
     *requires*  a loop of `masked_loops` whose mask compares positions
     *before -> after*  `for j in [a, b)` -> `for j in [max(a, start), min(b, stop))`, and a part of
@@ -131,15 +120,16 @@ def skip_masked_blocks(program: Program, together: tuple[str, int] = ("", 1)) ->
         raise NotApplicable(
             f"{program.name}: no loop has blocks that a mask hides and that change nothing"
         )
-    bounds = {index: _bounded(program, one, together) for index, one in found.items()}
+    bounds = {index: _bounded(program, one) for index, one in found.items()}
     return _Bounded(program, bounds).run()
 
 
-def _bounded(program: Program, masked: Masked, together: tuple[str, int]) -> Loop:
+def _bounded(program: Program, masked: Masked) -> Loop:
     loop, scores = masked.loop, masked.softmax.scores.type
     (rows,) = [name for name in scores.names if name != masked.softmax.axis]
-    seen = _positions(program, together).somewhere(masked.condition, loop.index)
-    part = _positions(program, ("", 1), rows).somewhere(masked.condition, loop.index)
+    known = _definitions(program)
+    seen = Positions(known).somewhere(masked.condition, loop.index)
+    part = Positions(known, rows).somewhere(masked.condition, loop.index)
     exists = _rows_left(program, rows)
     end = loop.stop if exists is None else exists * loop.stop
     stops = tuple(stop for stop in part.stops if f"{rows}.end" in stop.symbols())
@@ -173,7 +163,7 @@ def _rows_left(program: Program, axis: str) -> Index | None:
     return minimum_index(maximum_index(left.pop(), 0), 1)
 
 
-def split_mask_loop(program: Program, together: tuple[str, int] = ("", 1)) -> Program:
+def split_mask_loop(program: Program) -> Program:
     """Run blocks that the mask leaves alone in a loop of their own, which has no mask.
 
     *requires*  a loop of `masked_loops` whose mask, by comparing positions, hides nothing up to
@@ -184,7 +174,7 @@ def split_mask_loop(program: Program, together: tuple[str, int] = ("", 1)) -> Pr
     *cost*  saves comparisons and selections of the inner blocks; the pipeline drains between the
             loops, so that short rows lose
     """
-    positions = _positions(program, together)
+    positions = Positions(_definitions(program))
     clear: dict[str, Index] = {}
     found = masked_loops(program)
     for index, one in found.items():

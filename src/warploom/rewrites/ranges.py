@@ -11,7 +11,7 @@ and where these are linear in the index of a loop it is solved for it:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from warploom.tile.index import (
     Index,
@@ -19,7 +19,6 @@ from warploom.tile.index import (
     binary,
     maximum_index,
     minimum_index,
-    substituted,
 )
 from warploom.tile.ir import Op, Var
 from warploom.tile.trace import part_begin, part_end
@@ -54,9 +53,6 @@ class Positions:
 
     definitions: Definitions
     axis: str = ""
-    replaced: Mapping[str, tuple[Index, Index]] = field(
-        default_factory=dict[str, tuple[Index, Index]]
-    )
 
     def interval(self, var: Var) -> Interval | None:
         """The elements of a tile lie in it; None where that is not known."""
@@ -87,23 +83,14 @@ class Positions:
         return None
 
     def _coordinate(self, start: Index, var: Var, axis: str) -> Interval:
-        first, last = self._extremes(_flat(start))
+        first = _flat(start)
         if not axis:
-            return Interval(first, last)
+            return Interval(first, first)
         if axis == self.axis:
             return Interval(
-                plus(first, part_begin(axis)), plus(plus(last, part_end(axis)), as_index(-1))
+                plus(first, part_begin(axis)), plus(plus(first, part_end(axis)), as_index(-1))
             )
-        return Interval(first, plus(last, as_index(var.type.size(axis) - 1)))
-
-    def _extremes(self, expression: Index) -> tuple[Index, Index]:
-        """Of an expression over symbols that stand for a range each (`replaced`); it must grow with
-        them."""
-        low = high = expression
-        for name, (first, last) in self.replaced.items():
-            if name in expression.symbols():
-                low, high = substituted(low, {name: first}), substituted(high, {name: last})
-        return low, high
+        return Interval(first, plus(first, as_index(var.type.size(axis) - 1)))
 
     def everywhere(self, condition: Var, index: str) -> Iterations | None:
         """Iterations in which the condition holds for all elements, of all those whose range the

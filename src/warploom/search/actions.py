@@ -9,19 +9,16 @@ from typing import Final
 from warploom.errors import InputError
 from warploom.sass.decode.control import Control
 
-# Names of `--moves`. The first four are steps of the game on one program, `pace` one that is taken
-# only when named (longer stalls: other warps go first); the last makes another program of the
-# original (see `lineage`), proved by a checker of its own.
+# Names of `--moves`. The first four are steps of the game on one program; the last makes another
+# program of the original (see `lineage`), proved by a checker of its own.
 STEPS: Final = ("order", "stall", "yield", "reuse")
 PROGRAMS: Final = ("scoreboards",)
-OPTIONAL: Final = ("pace",)
-MOVES: Final = (*STEPS, *OPTIONAL, *PROGRAMS)
-LOST: Final = "it was measured and gained nothing (docs/search.md)"
+MOVES: Final = (*STEPS, *PROGRAMS)
+LOST: Final = "no gain was measured (docs/search.md)"
 # Moves that there were once, and what became of them.
 FORMER: Final = {
     "boards": "it is called scoreboards",
-    "rename": f"gone: {LOST}",
-    "rotate": f"gone: {LOST}",
+    **dict.fromkeys(("rename", "rotate", "pace"), f"gone: {LOST}"),
 }
 
 

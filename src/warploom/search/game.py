@@ -37,9 +37,8 @@ MEMORY_MOVES: Final = frozenset("LDG STG LDGSTS LDS STS LDSM STSM LD ST".split()
 CONTROL_SHARE: Final = 0.25
 FAR: Final = 24
 # Kinds of control edit, the likelier ones more than once, and the move that allows each.
-CONTROL_EDITS: Final = ("tighten", "tighten", "yield", "reuse", "pace", "pace")
-EDIT_MOVES: Final = {"tighten": "stall", "yield": "yield", "reuse": "reuse", "pace": "pace"}
-PACES: Final = (1, 2, 4, 7)  # cycles of stall more
+CONTROL_EDITS: Final = ("tighten", "tighten", "yield", "reuse")
+EDIT_MOVES: Final = {"tighten": "stall", "yield": "yield", "reuse": "reuse"}
 UNWANTED: Final = "UNWANTED"  # the rule of a refusal that is the player's own
 
 
@@ -160,8 +159,6 @@ class Game:
         slots = sorted(slot_registers(self.kernel.instructions[index]))
         if kind == "tighten":
             return SetControl(index, self.editor.tightened(index), kind)
-        if kind == "pace":
-            return SetControl(index, self.editor.paced(index, rng.choice(PACES)), kind)
         if kind == "reuse" and slots:
             return SetControl(index, self.editor.toggled_reuse(index, rng.choice(slots)), kind)
         if "yield" not in self._edits:

@@ -9,7 +9,7 @@ The way back is `from_slots_lines`: an op works on the elements of a loaded oper
 from __future__ import annotations
 
 from warploom.codegen.analysis.register_tiles import PACKED
-from warploom.codegen.cuda.emit_rows import WARP, group_sync
+from warploom.codegen.cuda.emit_rows import WARP
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
@@ -45,9 +45,8 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     come in pairs, each lane's own."""
     assert op.dst is not None
     moved = moves_on(values.placement, op)
-    sync = group_sync(values.placement.parts)
     if moved and (whole := _widened_whole(values, block, op)):
-        return [sync, *whole, "fence_async();", sync]
+        return whole
     kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
     first = values.first_row(kind.names[0], kind.shape[0])
     row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
@@ -91,14 +90,13 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
         room, place = _staged_place(values, op, True)
         words = ", ".join(f"moved[{i}]" for i in range(4))
         inner = ["unsigned moved[4];", *inner, f"stmatrix({room}({place}), {words});"]
-    lines = [
+    return [
         *unrolled("t", values.blocks(op.dst.type)),
         *unrolled("s", values.columns(op.dst.type) // SLOT_COLUMNS),
         "{",
         *indent(inner),
         "}",
     ]
-    return [sync, *lines, "fence_async();", sync] if moved else lines
 
 
 def _widened_whole(values: Values, block: BlockProgram, op: Op) -> list[str]:
@@ -235,8 +233,10 @@ def fenced_as_met(block: BlockProgram, name: str) -> bool:
 def stage_lines(
     values: Values, op: Op, names: Names, fence: bool, slot: int = 0, later: bool = False
 ) -> list[str]:
-    """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it, `later`
-    by what comes behind. `slot`: bytes of one, where the tile has two in turn."""
+    """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it. In a
+    region of all groups it is fenced here, or `later` as they meet; what is in a group's own, the
+    steps around it see to (`passes.group_syncs`). `slot`: bytes of one, where the tile has two in
+    turn."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
     if values.placement.transposed(op.dst.type):
@@ -245,7 +245,6 @@ def stage_lines(
             "in shared memory: there is no code for both; let the matmul contract its other axis"
         )
     common = op.dst.name in values.placement.common
-    sync = [] if common else [group_sync(values.placement.parts)]
     head = [*unrolled("t", values.blocks(op.dst.type))]
     turn = f"{op.dst.name}_turn"
     matrices = (
@@ -267,11 +266,9 @@ def stage_lines(
             f"    shared_write({room}({place}), int({word}));",
         ]
     return [
-        *sync,
         *([f"{turn} ^= {slot};"] if slot else []),
         *lines,
-        *(["fence_async();"] if fence and not later else []),
-        *sync,
+        *(["fence_async();"] if common and fence and not later else []),
     ]
 
 

@@ -76,6 +76,9 @@ class Here:
         return own | {read.name: f"{read.name}_before{step.stage}" for read in older}
 
 
+Together = steps.Meet | steps.Share | steps.Take | steps.GroupSync | steps.FencedGroupSync
+
+
 class StepLines:
     """Writes steps; adds the device functions that they call to `helpers`."""
 
@@ -89,15 +92,16 @@ class StepLines:
         self.parts = block.placement.parts
         self.values = Values(block.placement)
 
-    def _acquire(self, step: steps.Acquire) -> list[str]:
+    def _acquire(self, step: steps.Acquire, here: Here) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
         wait = f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"
         if self.block.is_turned(ring):
             return [wait]
+        copied = self.block.copied_bytes(ring, here.index)
         return [
             wait,
-            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
+            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {copied});",
         ]
 
     def _fill(self, step: steps.Fill, here: Here) -> list[str]:
@@ -231,9 +235,12 @@ class StepLines:
         checks += ["part == 0"] if path.first_group else []
         return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
 
-    def _together(self, step: steps.Meet | steps.Share | steps.Take, here: Here) -> list[str]:
+    def _together(self, step: Together, here: Here) -> list[str]:
         if isinstance(step, steps.Take):
             return self._take(step, here)
+        if isinstance(step, steps.GroupSync | steps.FencedGroupSync):
+            fenced = self.fences and isinstance(step, steps.FencedGroupSync)
+            return [*(["fence_async();"] if fenced else []), group_sync(self.parts)]
         if isinstance(step, steps.Meet):
             meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
             fenced = self.fences and fenced_as_met(self.block, step.tile)

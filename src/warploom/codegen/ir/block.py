@@ -22,7 +22,8 @@ from warploom.tile import Loop, Op
 class Buffer:
     """One tile of a ring's slot: byte offset in the slot and the loads that fill it.
 
-    Loops that load equal tiles of one array take turns with one ring, so there can be several.
+    Loops that load tiles of one array take turns with one ring, so there can be several; `tile` is
+    the one with most rows.
     """
 
     loads: tuple[Op, ...]
@@ -49,20 +50,14 @@ class Ring:
         last = self.buffers[-1]
         return last.offset + -(-last.tile.bytes // ALIGNMENT) * ALIGNMENT
 
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes that the copies of one slot bring."""
-        return sum(buffer.tile.bytes for buffer in self.buffers)
-
 
 def make_ring(placement: Placement, name: str, depth: int, columns: Sequence[Sequence[Op]]) -> Ring:
     """The ring whose slots hold one tile for each column of loads, which take turns with it."""
     buffers: list[Buffer] = []
     offset = 0
     for loads in columns:
-        first = loads[0].dst
-        assert first is not None
-        tile = placement.shared[first.name][1]
+        tiles = [placement.shared[op.dst.name][1] for op in loads if op.dst is not None]
+        tile = max(tiles, key=lambda one: one.bytes)
         buffers.append(Buffer(tuple(loads), tile, offset))
         offset += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
     return Ring(name, depth, tuple(buffers))
@@ -197,6 +192,16 @@ class BlockProgram:
                 if name in buffer.names:
                     return ring, buffer
         raise KeyError(name)
+
+    def copied_bytes(self, ring: Ring, index: str) -> int:
+        """Bytes that the copies of one slot bring in a loop; "": outside of loops."""
+        loops = [loop for loop in self.placement.program.loops() if loop.index == index]
+        here = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
+        found = 0
+        for buffer in ring.buffers:
+            load = next((op for op in buffer.loads if op.id in here), buffer.loads[0])
+            found += self.placement.shared[load.dst.name][1].bytes if load.dst is not None else 0
+        return found
 
     def rings_read(self, op: Op) -> list[Ring]:
         """The rings that an op reads, in order of its operands."""

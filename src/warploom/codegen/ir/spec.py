@@ -24,6 +24,7 @@ from warploom.codegen.ir.spec_events import (
     joins,
     left_out,
     meaning,
+    own_memory,
     producer_slots,
     turns,
 )
@@ -188,4 +189,5 @@ RULES = (
     Rule("turns", turns, "take_turns"),
     Rule("unfinished matmuls", joins, "joins"),
     Rule("iterations left out", left_out, "early_end"),
+    Rule("a group's own shared memory", own_memory, "group_syncs"),
 )

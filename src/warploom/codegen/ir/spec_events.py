@@ -15,9 +15,12 @@ from warploom.codegen.ir.events import TASKS, Event, events
 from warploom.codegen.ir.place import sections
 from warploom.codegen.ir.steps import (
     Acquire,
+    FencedGroupSync,
     Fill,
+    GroupSync,
     Issue,
     Join,
+    Meet,
     Publish,
     Release,
     Run,
@@ -276,6 +279,39 @@ def joins(block: BlockProgram) -> Iterator[str]:
                 flying.append(_Flying(step.op.label, min(written), read, slots))
         if flying:
             yield f"{_at(role, trips)} ends with {flying[0].label} unfinished"
+
+
+def own_memory(block: BlockProgram) -> Iterator[str]:
+    """Warps of a group meet between the matmuls that read a tile in its own shared memory and the
+    next write of the tile, and behind a fence between the write and the matmuls that read it."""
+    own = block.placement.staged.keys() - block.placement.common
+    for role, trips, trace in _traces(block) if own else ():
+        flying: list[set[str]] = []
+        unseen, ended = set[str](), set[str]()
+        for event in trace:
+            step, fault = event.step, ""
+            match step:
+                case Join():
+                    ended.update(*flying[: max(0, len(flying) - step.count)])
+                    del flying[: max(0, len(flying) - step.count)]
+                case Issue(op):
+                    first = 1 if block.placement.from_registers(op) else 0
+                    flying.append({var.name for var in op.srcs[first:2]} & own)
+                    fault = "reads what not all warps have written" if flying[-1] & unseen else ""
+                case Run(op) if op.dst is not None and op.dst.name in own:
+                    name = op.dst.name
+                    if name in ended.union(*flying):
+                        fault = "writes what other warps' matmuls may still read"
+                    unseen.add(name)
+                case GroupSync() | Meet():
+                    ended.clear()
+                case FencedGroupSync():
+                    ended.clear()
+                    unseen.clear()
+                case _:
+                    pass
+            if fault:
+                yield f"{_at(role, trips, event)} {fault}"
 
 
 def left_out(block: BlockProgram) -> Iterator[str]:

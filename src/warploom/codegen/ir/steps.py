@@ -129,6 +129,14 @@ class Join(_OfGroup):
         return f"Join <= {self.count}" + (f": {', '.join(named)}" if named else "")
 
 
+class GroupSync(_OfGroup):
+    """Consumer: the warps of the group wait for one another."""
+
+
+class FencedGroupSync(_OfGroup):
+    """Consumer: the same, and matmuls see what they wrote to shared memory before."""
+
+
 class TurnWait(_OfGroup):
     """Consumer: wait for the group's turn with the tensor core."""
 
@@ -143,7 +151,7 @@ class Ahead(_OfGroup):
 
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
-GroupStep = Join | TurnWait | TurnPass
+GroupStep = Join | GroupSync | FencedGroupSync | TurnWait | TurnPass
 Step = RingStep | OpStep | GroupStep | Meet | Share | Ahead
 
 

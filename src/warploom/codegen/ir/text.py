@@ -46,7 +46,16 @@ ONCE = ("steady", "plain", "skip", "empty", "none")  # blocks of a pipeline that
 ON_RING = {
     kind.__name__: kind for kind in (steps.Acquire, steps.Publish, steps.Wait, steps.Release)
 }
-OF_GROUP = {kind.__name__: kind for kind in (steps.TurnWait, steps.TurnPass, steps.Ahead)}
+OF_GROUP = {
+    kind.__name__: kind
+    for kind in (
+        steps.GroupSync,
+        steps.FencedGroupSync,
+        steps.TurnWait,
+        steps.TurnPass,
+        steps.Ahead,
+    )
+}
 LAG = r"(?: \(iteration -(\d+)\))?"
 
 Line = tuple[int, str]  # number and text, without the spaces around it

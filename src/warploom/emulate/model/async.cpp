@@ -357,7 +357,13 @@ void tma_store(const void* map, u32 from, const int* coordinates, int rank, bool
   if (add && one.map.kind != kBf16 && one.map.kind != kFp16 && one.map.kind != kFp32 &&
       one.map.kind != kInt32)
     fail("a bulk addition of this element type");
-  for (int d = 0; d < rank; ++d) one.at[d] = coordinates[d];
+  for (int d = 0; d < rank; ++d) {
+    one.at[d] = coordinates[d];
+    // An H200 stops the kernel with an illegal instruction; loads of such boxes bring zeros.
+    if (one.at[d] + one.map.box[d] <= 0)
+      fail("a bulk store of the box from %d to %d of dimension %d, which ends before its array begins: the copy engine traps",
+          one.at[d], one.at[d] + one.map.box[d], d);
+  }
   one.place = global_of(from), one.add = add, one.site = site_here();
   issue(one);
 }

@@ -79,8 +79,6 @@ class AttentionConfig:
     tile        (rows, keys) of a task's block of scores
     split_mask_loop  blocks of keys that all rows see run in a loop of their own, without a mask.
                 That helps long sequences and hurts short ones: the pipeline drains between loops
-    cluster_m   so many neighbouring row tiles take the same blocks of keys, all that any of them
-                sees, so that a cluster of blocks loads each block of keys once for all of them
     rescale_threshold  lazy rescaling, the rule of FlashAttention-4: the sums of a row are rescaled
                 only when its maximum has grown by more than so many powers of 2. Weights of fp16
                 reach 2 ** rescale_threshold: at most 15
@@ -112,7 +110,6 @@ class AttentionConfig:
     split_mask_loop: bool = False
     tile: tuple[int, int] = (128, 128)
     packed: bool = False
-    cluster_m: int = 1
     optimistic_threshold: float = 0.0
     exact: bool = False
     head_scales: bool = False
@@ -134,12 +131,6 @@ class AttentionConfig:
                 f"attention optimistic_threshold={self.optimistic_threshold} dtype={self.dtype} "
                 f"rescale_threshold={self.rescale_threshold}: expected 0 to 15 and no "
                 "rescale_threshold"
-            )
-        if self.cluster_m < 1 or (self.packed and self.cluster_m > 1):
-            raise InputError(
-                f"attention cluster_m={self.cluster_m} packed={self.packed}: expected >= 1, and 1 "
-                "for "
-                "packed sequences, whose row tiles stand in a table"
             )
         refuse_scale(self.scale)
         own = self.head_scales or self.ordered or self.out not in (None, self.dtype)
@@ -225,11 +216,10 @@ def attention(config: AttentionConfig | None = None) -> Program:
     """The tile program of attention forward: the textbook, and what the configuration makes of it
     by the rules of `warploom.rewrites`."""
     chosen = config or AttentionConfig()
-    cluster = ("rows_tile", chosen.cluster_m)
     plain = replace(chosen, split_mask_loop=False, rescale_threshold=0.0, optimistic_threshold=0.0)
     program = _skipped(plain)
     if chosen.split_mask_loop:
-        program = split_mask_loop(program, cluster)
+        program = split_mask_loop(program)
     if chosen.rescale_threshold:
         program = lazy_rescale(program, chosen.rescale_threshold)
     if chosen.optimistic_threshold:
@@ -240,7 +230,7 @@ def attention(config: AttentionConfig | None = None) -> Program:
 @lru_cache(maxsize=128)
 def _skipped(config: AttentionConfig) -> Program:
     """The textbook without the blocks that are masked: several variants begin with it."""
-    return skip_masked_blocks(textbook(config), ("rows_tile", config.cluster_m))
+    return skip_masked_blocks(textbook(config))
 
 
 def textbook(config: AttentionConfig) -> Program:

@@ -45,8 +45,7 @@ def takes(base: AttentionConfig, point: Point) -> bool:
     # The first block of a window has no key for some rows, whose warps then weigh the next
     # one twice: optimistic rescaling gets 0.97 of the same tile's rate.
     windowed = base.window is not None and optimistic
-    paired = base.packed and "cluster_m" in dict(point.settings)
-    return not ((base.rescale_threshold and optimistic) or windowed or paired)
+    return not ((base.rescale_threshold and optimistic) or windowed)
 
 
 def configured(base: AttentionConfig, point: Point) -> AttentionConfig:
@@ -57,7 +56,6 @@ def configured(base: AttentionConfig, point: Point) -> AttentionConfig:
         tile=_tile(point),
         split_mask_loop="split_mask_loop" in point.rules and base.window is None,
         rescale_threshold=POWERS_LAZY if lazy else base.rescale_threshold,
-        cluster_m=int(dict(point.settings).get("cluster_m", 1)),
         optimistic_threshold=POWERS_OPTIMISTIC if optimistic else 0.0,
     )
 
@@ -75,7 +73,6 @@ def plan(config: AttentionConfig, point: Point) -> LaunchPlan:
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
     return LaunchPlan(
         split="rows",
-        cluster=("rows_tile", config.cluster_m) if config.cluster_m > 1 else ("", 1),
         reverse=reverse,
         store_panels=1,
         skip_unit=config.rescale_threshold > 0 or config.optimistic_threshold > 0,
@@ -100,10 +97,10 @@ def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arr
 
 
 def free(config: AttentionConfig) -> Mapping[str, Sequence[str]]:
-    """The tiles of the table, and rows of tasks that load keys together."""
+    """The tiles of the table."""
+    del config
     found = (dict(one.point.settings)["tile"] for one in ATTENTION.variants.values())
-    known: dict[str, Sequence[str]] = {"tile": tuple(dict.fromkeys(found))}
-    return known if config.packed else {**known, "cluster_m": ("1", "2")}
+    return {"tile": tuple(dict.fromkeys(found))}
 
 
 def kinds(config: AttentionConfig) -> Sequence[str]:

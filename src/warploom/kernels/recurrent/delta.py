@@ -74,12 +74,10 @@ class DeltaTask(Task):
         for i in loop(self.chunks):
             k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
             # What needs no solution runs beside the work on the first product.
-            low = k.rename("n", "r") @ k
-            scores = k @ q
-            beta = gates.vector("beta")
-            decays = self.sums(gates)
-            low = self.below(low, beta, decays[0])
-            seen = self.seen(scores, decays[0])
+            low, scores = k.rename("n", "r") @ k, q.rename("m", "r") @ k
+            gates.load(i)
+            beta, decays = gates.vector("beta"), self.sums(gates)
+            low, seen = self.weighed(low, scores, beta, decays[0])
             inverse = self.inverse(low)
             if self.config.states:
                 square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
@@ -87,8 +85,8 @@ class DeltaTask(Task):
                 store(self.arrays["inverse"], *kept, tile=inverse.cast(BF16))
             solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
-            out = self.advance(i, state, (q, k, v), solved, seen, decays)
-            gates.load(i)
+            old = state.cast(BF16) @ k
+            out = self.advance(i, (state, old), (q, k, v), (solved, seen), decays)
             self.put(i, out)
             gates.turn()
         self.end(state)
@@ -105,13 +103,12 @@ class DeltaTask(Task):
         return summed(gates.vector("g") * LOG2E)
 
     def advance(
-        self, i: Index, state: Tile, given: tuple[Tile, Tile, Tile], solved: Tile, seen: Tile,
-        decays: Sums,
+        self, i: Index, before: tuple[Tile, Tile], given: tuple[Tile, Tile, Tile],
+        made: tuple[Tile, Tile], decays: Sums,
     ) -> Tile:  # fmt: skip
-        """The result of chunk i, [e, m], from its q, k and v, the solution of its system and its
-        scores; the state is moved on."""
-        (q, k, v), (sums, whole) = given, decays
-        old = state.cast(BF16) @ k
+        """The result of chunk i, [e, m], from the state before it with what that has for its keys,
+        its q, k and v, and the solution of its system with its scores; the state is moved on."""
+        (state, old), (q, k, v), (solved, seen), (sums, whole) = before, given, made, decays
         old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
         new = v @ solved
         new += old.cast(BF16) @ solved  # [e, r]
@@ -128,19 +125,16 @@ class DeltaTask(Task):
         out += fresh @ seen
         return out
 
-    def seen(self, scores: Tile, sums: Tile | None) -> Tile:
-        """How much of row n is in row m, [n, m]."""
-        m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
-        if sums is not None:
-            scores = scores * exp2(-sums.rename("t", "n") + sums.rename("t", "m"))
-        return where(n <= m, scores * self.scale, 0.0).cast(BF16)
-
-    def below(self, low: Tile, beta: Tile, sums: Tile | None) -> Tile:
-        """L, [r, n], from the products of keys."""
-        if sums is not None:
-            low = low * exp2(sums.rename("t", "r") - sums.rename("t", "n"))
+    def weighed(self, low: Tile, scores: Tile, beta: Tile, sums: Tile | None) -> tuple[Tile, Tile]:
+        """L, [r, n], and how much of row n is in row m, [m, n], from the products of keys and of
+        queries with keys, both [r, n]. On and above the diagonal L is not read."""
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-        return where(r > n, low * beta.rename("t", "r"), 0.0)
+        between = where(r >= n, 1.0, 0.0)
+        if sums is not None:  # once for both: exponentials are what a chunk has most of
+            left = exp2(sums.rename("t", "r") - sums.rename("t", "n"))
+            between = where(r >= n, left, 0.0)
+        low = low * between * beta.rename("t", "r")
+        return low, (scores * between * self.scale).cast(BF16).rename("r", "m")
 
     def inverse(self, low: Tile) -> Tile:
         """T, [r, n]."""

@@ -33,8 +33,8 @@ RATES = {"head": "g", "step": "a"}  # and of a head
 
 
 class _Ahead:
-    """Gates of the chunks to come: loaded two chunks before their weights are made, behind the last
-    matmul, as fences for the tensor core wait for loads too."""
+    """Gates of the chunks to come: loaded two chunks before their weights are made, while those of
+    the present one are made, as the next fence for the tensor core waits for loads too."""
 
     def __init__(self, task: ScalarTask) -> None:
         self.task, self.now, self.later = task, task.gate(0), task.gate(1)
@@ -44,7 +44,7 @@ class _Ahead:
         return self.task.weights(self.now, i)
 
     def load(self, i: Index) -> Tile:
-        """Behind the last matmul of chunk i: gates for a later one."""
+        """Behind the scores of chunk i: gates for a later one."""
         return self.task.gate(i + 2)
 
     def turn(self, after: Tile) -> None:
@@ -79,6 +79,7 @@ class ScalarTask(Task):
             scores = k @ q if config.depth > CHUNK else None
             out = state.cast(BF16) @ q
             scores = k @ q if scores is None else scores
+            after = ahead.load(i) if ahead else None
             weights = ahead.weights(i) if ahead else self.constant(i)
             seen = self.seen(scores, weights.between() if weights else self.scale)
             added = v
@@ -88,7 +89,6 @@ class ScalarTask(Task):
             out *= weights.before.rename("t", "m") if weights else self.scale
             out += v @ seen.cast(BF16)
             state += added @ k
-            after = ahead.load(i) if ahead else None
             self.put(i, out)
             if ahead is not None and after is not None:
                 ahead.turn(after)

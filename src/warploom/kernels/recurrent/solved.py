@@ -104,13 +104,10 @@ class _Solve(DeltaTask):
         for n in loop(AT_ONCE):
             c = first + n
             k, q = self.keys("k", c, "n"), self.keys("q", c, "m")
-            low = k.rename("n", "r") @ k
-            scores = k @ q
-            beta = gates.vector("beta")
-            sums, _ = self.sums(gates)
-            low = self.below(low, beta, sums)
-            seen = self.seen(scores, sums)
+            low, scores = k.rename("n", "r") @ k, q.rename("m", "r") @ k
             gates.load(c)
+            beta, (sums, _) = gates.vector("beta"), self.sums(gates)
+            low, seen = self.weighed(low, scores, beta, sums)
             self.leave("scores", c, seen)
             inverse = self.inverse(low)
             self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(BF16))
@@ -177,9 +174,10 @@ class _Chunks(DeltaTask):
         state = self.state()
         for i in loop(self.chunks):
             k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
-            solved, seen = square(self, "solved", i, "r", "n"), square(self, "scores", i, "n", "m")
-            out = self.advance(i, state, (q, k, v), solved, seen, self.sums(gates))
+            made = square(self, "solved", i, "r", "n"), square(self, "scores", i, "m", "n")
+            old = state.cast(BF16) @ k
             gates.load(i)
+            out = self.advance(i, (state, old), (q, k, v), made, self.sums(gates))
             self.put(i, out)
             gates.turn()
         self.end(state)

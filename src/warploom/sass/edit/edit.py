@@ -19,8 +19,6 @@ from warploom.errors import InputError
 from warploom.sass.decode import nvinfo
 from warploom.sass.decode.control import (
     CONTROL_MASK,
-    MAX_STALL,
-    MAX_STALL_STAYING,
     NO_SCOREBOARD,
     Control,
 )
@@ -233,12 +231,6 @@ class Editor:
         """The control field with the least stall its opcode allows as the wish."""
         item = self.kernel.instructions[index]
         return replace(self.control(index), stall=self.table.own_stall(item))
-
-    def paced(self, index: int, cycles: int) -> Control:
-        """The control field with `cycles` more of stall as the wish, as far as it goes."""
-        now = self.control(index)
-        most = MAX_STALL_STAYING if now.stay else MAX_STALL
-        return replace(now, stall=min(now.stall + cycles, most))
 
     def toggled_stay(self, index: int) -> Control:
         """The control field with the yield hint flipped."""

@@ -1,0 +1,91 @@
+"""The warps of a group wait for one another around what they leave in its shared memory.
+
+A warp writes its rows of a staged tile, and a matmul of the group reads all of them. So all warps
+have ended the matmuls that read the tile before one of them writes it again, and all have written
+and fenced theirs before a matmul reads it. One such step does for all tiles that it comes between:
+where one stood before and one behind every write, kernels with several such tiles took 2 to 6 %
+longer (the delta rule of 64 channels 282 us, 271 so; GLA 313 and 304; one H200).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.steps import (
+    FencedGroupSync,
+    GroupSync,
+    Issue,
+    Join,
+    Meet,
+    Run,
+    Step,
+)
+from warploom.codegen.passes.everywhere import every_sequence
+
+
+def group_syncs(block: BlockProgram) -> BlockProgram:
+    """What a group writes into its own shared memory is kept from the matmuls that read it.
+
+    *requires*  joins: a tile is written when the matmuls that read it have ended
+    *before -> after*  `Run f(u); Run g(v); Issue h(u)` ->
+                       `GroupSync; Run f(u); Run g(v); FencedGroupSync; Issue h(u)`: the first one
+                       only where none lies between the join of the matmuls that read the tile and
+                       the write
+    *keeps*  every other step and its order; nothing is unseen where a run of steps ends
+    """
+    own = block.placement.staged.keys() - block.placement.common
+    return every_sequence(block, _Syncs(block.placement, own)) if own else block
+
+
+class _Syncs:
+    """Changes a run of steps, of which it is not known what came before: a tile's readers may not
+    have ended, and if they have, there was no meeting since."""
+
+    def __init__(self, placement: Placement, own: set[str]) -> None:
+        self.placement, self.own = placement, own
+
+    def __call__(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        """The steps with those that are missing."""
+        result: list[Step] = []
+        started: list[set[str]] = []  # by matmul of this run that may be unfinished: what it reads
+        reading, free, unseen = set(self.own), set[str](), set[str]()
+        before = True  # there may be unfinished matmuls from before this run
+
+        def meet(step: Step) -> None:
+            nonlocal free
+            result.append(step)
+            free = self.own - reading
+
+        for step in steps:
+            if isinstance(step, Issue):
+                read = self._read(step)
+                if read & unseen:
+                    meet(FencedGroupSync())
+                    unseen.clear()
+                started.append(read)
+                reading |= read
+                free -= read
+            elif isinstance(step, Join):
+                if step.count <= len(started):
+                    before = False
+                    del started[: len(started) - step.count]
+                flying = set[str]().union(*started, self.own if before else ())
+                reading &= flying
+            elif isinstance(step, Run) and step.op.dst and step.op.dst.name in self.own:
+                # What is joined by now was joined before this run, or above.
+                name = step.op.dst.name
+                reading.discard(name)
+                if name not in free:
+                    meet(GroupSync())
+                unseen.add(name)
+            result.append(step)
+            if isinstance(step, Meet):
+                free = self.own - reading
+        return (*result, *([FencedGroupSync()] if unseen else []))
+
+    def _read(self, step: Issue) -> set[str]:
+        """The staged tiles that a matmul reads from shared memory."""
+        first = 1 if self.placement.from_registers(step.op) else 0
+        return {var.name for var in step.op.srcs[first:2]} & self.own
