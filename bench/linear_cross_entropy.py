@@ -28,7 +28,7 @@ from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "linear_cross_entropy.json"
 CASES = ((8192, 4096, 32000), (8192, 4096, 128256))  # tokens, size, classes
-CHUNKS = (0, 512)  # rows of logits; 0: the default
+CHUNKS = (0, 2048)  # rows of logits; 0: the default
 ROUNDS = 7
 LIGER = "Liger's scheme"
 Call = Callable[[], Any]
