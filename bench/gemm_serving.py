@@ -10,6 +10,7 @@ A case (`bench/gemm_serving_cases.py`) is one of
     grouped MODEL LAYER TOKENS  bf16, the rows of a mixture of experts one expert after another; its
                                 layers are `up` and `down`
     grouped8 ...                the same in fp8 with block scales
+    rows8 ...                   in fp8 with scales of rows and columns, summed in the tensor core
     experts MODEL TOKENS        both layers with SwiGLU, from the router's choice to the weighed sum
     few MxNxK                   bf16, few rows
     weights8, integers8 MxNxK   fp8 or int8 weights with a scale a column, bf16 rows
@@ -85,7 +86,9 @@ def expected(torch: Any, t: Mapping[str, Any]) -> list[tuple[Any, Any]]:
         count = min(SEEN, counts[expert])
         at: Any = slice(begin[expert], begin[expert] + count)
         x, w = t["a"][at].double(), t.get("exact", t["b"])[expert].double()
-        if "scale_a" in t:
+        if "scale_a" in t and t["scale_a"].dim() == 1:
+            x, w = x * t["scale_a"][at, None].double(), w * t["scale_b"][expert, :, None].double()
+        elif "scale_a" in t:
             x = x * _wide(t["scale_a"][at], x.shape[1], 1)
             scales = _wide(t["scale_b"][expert], w.shape[0], 0)
             w = w * _wide(scales, w.shape[1], 1)

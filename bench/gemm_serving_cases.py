@@ -60,12 +60,14 @@ CASES = (
     *(f"grouped {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
     *(f"grouped {model} up 128" for model in MODELS),
     *(f"grouped8 {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
+    *(f"rows8 {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
     *(f"few {m}x{n}x{k}" for m in ROWS for n, k in NARROW),
     *(f"{kind} {m}x{n}x{k}" for kind in WEIGHTS for m in (1, 16, 64) for n, k in NARROW),
     *(f"experts {model} {tokens}" for tokens in (4096, 128) for model in MODELS),
 )
 TYPES = {
     **dict.fromkeys(("grouped", "few", "experts"), "bf16"),
+    "rows8": "e4m3, scales of rows",
     "weights8": "bf16, e4m3 weights",
     "integers8": "bf16, int8 weights",
     "integers4": "bf16, int4 weights",
@@ -139,7 +141,9 @@ class Case:
             plain = {name: partial(compiled, one, rows_schedule()) for name, one in around.items()}
             return {**up, **down, **plain}
         config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
-        if self.kind != "grouped":
+        if self.kind == "rows8":
+            config = replace(config, dtype=E4M3, scales="rows")
+        elif self.kind != "grouped":
             config = replace(config, dtype=E4M3, scales="blocks", promote=True)
         return self._grouped(config, n, k)
 
@@ -150,7 +154,7 @@ class Case:
         word = f"{tile} swiglu" if config.swiglu else f"{tile}"
         found: dict[str, Make] = {word: partial(compiled, grouped(plan.config), plan.policy())}
         if config.groups == "rows":
-            tasks = work_list(experts, tile[0]), work_schedule(experts)
+            tasks = work_list(experts, tile[0], plan.even), work_schedule(experts)
             found[f"list {tile}"] = partial(compiled, *tasks)
         return found
 
@@ -186,6 +190,11 @@ def operands(torch: Any, case: Case, number: int) -> dict[str, Any]:
         found["b"] = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
         return found | (_narrow(torch, case, found["b"][0]) if case.kind in WEIGHTS else {})
     found["b"], _ = scaled(torch, experts, n, k)
+    if case.kind == "rows8":
+        found["a"], _ = scaled(torch, rows, k)
+        found["scale_a"] = torch.rand(rows, device="cuda") + 0.5
+        found["scale_b"] = torch.rand((experts, n), device="cuda") + 0.5
+        return found
     wide, deep = -(-n // SCALED), -(-k // SCALED)
     found["scale_b"] = torch.rand((experts, wide, deep), device="cuda") + 0.5
     found["a"], found["scale_a"] = scaled(torch, rows, k)
@@ -243,6 +252,10 @@ def own_call(case: Case, t: Mapping[str, Any]) -> Call:
     if case.kind == "few":
         operators = importlib.import_module("warploom.integrations.torch_op")
         return lambda: operators.gemm(t["a"], weights[0])
+    if case.kind == "rows8":
+        fast: dict[str, Any] = {"offs": t["ends"], "use_fast_accum": True}
+        scales = t["scale_a"], t["scale_b"]
+        return lambda: module.scaled_grouped_mm(t["a"], weights, *scales, **fast)
     scale_b = t["scale_b"].transpose(-1, -2)
     if case.kind == "grouped8":
         return lambda: module.scaled_grouped_mm(t["a"], weights, t["scale_a"], scale_b, t["ends"])
@@ -256,20 +269,28 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
     if case.kind in WEIGHTS:
         return {"torch": lambda: torch.mm(t["a"], t["wide"].t()), **_torch_int4(torch, case, t)}
     weights = t["b"].transpose(1, 2)
-    if case.kind == "grouped":
+    fast = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+    if case.kind in ("grouped", "rows8"):
         triton = importlib.import_module("bench.gemm_serving_triton")
         own = importlib.import_module("warploom.integrations.torch_gemm")
 
         def lists(rows: int) -> Any:
             return own.list_of_tasks(t["ends"], t["a"], rows)
 
-        found = triton.candidates(torch, t["a"], t["b"], out, lists)
+        scales = () if case.kind == "grouped" else (t["scale_a"], t["scale_b"])
+        found = triton.candidates(torch, t["a"], t["b"], out, lists, scales)
+        if scales:
+            return {
+                "torch": lambda: torch._scaled_grouped_mm(
+                    t["a"], weights, *scales, offs=t["ends"], **fast
+                ),
+                **found,
+            }
         return {"torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]), **found}
     if case.kind == "few":
         return {"torch": lambda: torch.mm(t["a"], weights[0])}
     rows = torch.ones(t["a"].shape[0], device="cuda")
     columns = torch.ones(t["b"].shape[:2], device="cuda")
-    fast = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
     if case.kind == "grouped8":
         return {
             BY_ROWS: lambda: torch._scaled_grouped_mm(

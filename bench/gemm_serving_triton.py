@@ -24,7 +24,8 @@ BAND = 8  # rows of tasks that run at a time
 
 @triton.jit
 def _grouped(a, b, c_data, tasks, n, k, tiles, bm: tl.constexpr, bn: tl.constexpr,
-             bk: tl.constexpr, band: tl.constexpr):  # fmt: skip
+             bk: tl.constexpr, band: tl.constexpr, scale_a, scale_b,
+            scaled: tl.constexpr):  # fmt: skip
     across = tl.cdiv(n, bn)
     task = tl.program_id(0)
     first = task // (band * across) * band
@@ -42,20 +43,25 @@ def _grouped(a, b, c_data, tasks, n, k, tiles, bm: tl.constexpr, bn: tl.constexp
             acc = tl.dot(left, right.T, acc)
         rows = begin + tl.arange(0, bm)
         cols = col * bn + tl.arange(0, bn)
+        if scaled:
+            of_a = tl.load(scale_a + rows, rows < end, 0.0)
+            of_b = tl.load(scale_b + expert * n + cols, cols < n, 0.0)
+            acc = acc * of_a[:, None] * of_b[None]
         where = rows.to(tl.int64)[:, None] * n + cols[None]
         tl.store(c_data + where, acc.to(tl.bfloat16), (rows[:, None] < end) & (cols[None] < n))
 
 
 def candidates(
-    torch: Any, a: Any, b: Any, out: Any, lists: Callable[[int], Any]
+    torch: Any, a: Any, b: Any, out: Any, lists: Callable[[int], Any], scales: Any = ()
 ) -> dict[str, Callable[[], Any]]:
     """Calls by the name of the tile: `a: [m, k]`, `b: [experts, n, k]`; `lists` gives the tasks for
-    tiles of so many rows, which are made ahead of the calls."""
+    tiles of so many rows, which are made ahead of the calls. `scales` of fp8: one a row of a, one a
+    column of each expert's b."""
     experts, n, k = b.shape
     flat = b.view(experts * n, k)
     found: dict[str, Callable[[], Any]] = {}
-    for (bm, bn, bk), warps, stages in TILES:
-        tasks = lists(bm)
+    for (bm, bn, deep), warps, stages in TILES:
+        tasks, bk = lists(bm), deep * 2 // a.dtype.itemsize
         left = TensorDescriptor.from_tensor(a, [bm, bk])
         right = TensorDescriptor.from_tensor(flat, [bn, bk])
         blocks = tasks.shape[0] * triton.cdiv(n, bn)
@@ -65,7 +71,8 @@ def candidates(
             tile: tuple[int, int, int] = (bm, bn, bk), warps: int = warps, stages: int = stages,
         ) -> Any:  # fmt: skip
             _grouped[(blocks,)](
-                left, right, out, tasks, n, k, tasks.shape[0], *tile, BAND,
+                left, right, out, tasks, n, k, tasks.shape[0], *tile, BAND, *(scales or (a, b)),
+                bool(scales),
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             return out

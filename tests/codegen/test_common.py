@@ -127,7 +127,10 @@ def test_vectors_of_the_producer_have_a_ring_and_nobody_shares_them():
     assert "Wait bias" in steps and "Release bias" in steps
     assert not {step for step in steps if step.startswith("Share") or step == "Run load"}
     block = lower(program(), schedule(vectors=True))
-    assert block.ring("bias").copied_bytes == 64 * 4 and block.placement.spread == frozenset()
+    assert (
+        block.copied_bytes(block.ring("bias"), "") == 64 * 4
+        and block.placement.spread == frozenset()
+    )
     assert "into bias" in block_text(block).split("role compute0")[0].split("role load")[1]
 
 

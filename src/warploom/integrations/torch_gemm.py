@@ -150,7 +150,7 @@ def _fill(config: GroupedConfig, out: Any, *args: Any) -> None:
     if lengths is not None:
         arrays["lengths"] = lengths
     if offs is not None:
-        arrays["tasks"] = list_of_tasks(offs, mat_a, plan.config.tile[0])
+        arrays["tasks"] = list_of_tasks(offs, mat_a, plan.config.tile[0], plan.even)
     launch(("grouped", plan), lambda: compiled(grouped(plan.config), plan.policy()), arrays)
 
 
@@ -161,15 +161,16 @@ def _last(tensor: Any) -> Any:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def list_of_tasks(offs: Any, mat_a: Any, rows: int) -> Any:
-    """The tiles of so many rows of `mat_a: [m, k]` (int32 `[tiles, 3]`: expert, first row, the row
-    after the expert's last), by a kernel on torch's stream; of those beyond the last all is 0."""
+def list_of_tasks(offs: Any, mat_a: Any, rows: int, even: bool = False) -> Any:
+    """The tiles of so many rows of `mat_a: [m, k]`, or `even` ones of at most so many (int32
+    `[tiles, 3]`: expert, first row, the row after the last), by a kernel on torch's stream; of
+    those beyond the last all is 0."""
     experts = offs.shape[0]
     tiles = -(-mat_a.shape[0] // rows) + experts
     tasks = torch.empty((tiles, 3), dtype=torch.int32, device=mat_a.device)
     launch(
-        ("work_list", experts, rows),
-        lambda: compiled(work_list(experts, rows), work_schedule(experts)),
+        ("work_list", experts, rows, even),
+        lambda: compiled(work_list(experts, rows, even), work_schedule(experts)),
         {"ends": offs, "tasks": tasks},
     )
     return tasks

@@ -6,7 +6,7 @@ the timing models read the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from warploom.codegen.analysis.cluster_reduce import check_cluster_reductions
@@ -16,12 +16,27 @@ from warploom.codegen.analysis.multicast import crosses_blocks
 from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, plain_parameters
 from warploom.codegen.analysis.role_code import RoleCode, overwritten, role_code
 from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout
-from warploom.codegen.analysis.stores import StorePath, store_paths
+from warploom.codegen.analysis.stores import STORES, StorePath, store_paths
 from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.targets import check_threads, check_types
 from warploom.errors import InputError
+from warploom.tile import Op
+from warploom.tile.ir import walk
 
 HOPPER = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A loop of which one store takes what it makes, with what is done for them alone before it.
+
+    store    ends with a row of the array: where it has no rows, every role leaves all of this out
+    before   ops in front of the loop, by number
+    """
+
+    store: Op
+    before: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,7 @@ class KernelFacts:
     moves_registers  the groups give registers to one another once they run
     crossing     rings with a tile that is multicast over the cluster
     read_by_lanes  rings with a tile that a group also reads into registers
+    endings      loops that all roles leave out where the store behind them has no rows, by index
     overwritten  sums that the first matmul overwrites
     loader       the code of the role that copies
     transposer   the code of the role that turns operands; None: there is none
@@ -49,6 +65,7 @@ class KernelFacts:
     moves_registers: bool
     crossing: frozenset[str]
     read_by_lanes: frozenset[str]
+    endings: Mapping[str, Ending]
     overwritten: frozenset[str]
     loader: RoleCode
     transposer: RoleCode | None
@@ -95,11 +112,38 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
             if op.kind != "mma" and op.id in placement.fusion.kept
             for ring in block.rings_read(op)
         ),
+        _endings(placement, paths) if hopper and not plan.overlap_next_task else {},
         sums,
         role_code(block, loader, sums),
         next((role_code(block, role, sums) for role in block.roles if role.transposes), None),
         tuple(role_code(block, role, sums) for role in _distinct(block)),
     )
+
+
+def _endings(placement: Placement, paths: Mapping[int, StorePath]) -> dict[str, Ending]:
+    """The loops that are left out where a store has no rows, by index."""
+    program, fusion = placement.program, placement.fusion
+    kept = [op for op in program.ops() if op.id in fusion.kept]
+    inside = {op.id: loop.index for loop in program.loops() for op in walk(loop.body)}
+
+    def readers(ops: Collection[int]) -> set[int]:
+        made = {op.dst.name for op in kept if op.id in ops and op.dst is not None}
+        found = {op.id for op in kept if made & {var.name for var in fusion.sources(op)}}
+        return found - set(ops)
+
+    found: dict[str, Ending] = {}
+    for loop in program.loops():
+        own = {op.id for op in kept if inside.get(op.id) == loop.index}
+        (taker, *others) = [op for op in kept if op.id in readers(own)] or [None]
+        plain = not loop.reads and not any(op.kind in STORES for op in kept if op.id in own)
+        if taker is None or others or not plain or taker.id in inside or taker.kind != "store":
+            continue
+        if paths[taker.id].ends_in_panels:
+            known = own | {taker.id}
+            outside = [op.id for op in reversed(kept) if op.id not in inside and op.id < min(own)]
+            before = {one for one in outside if readers({one}) <= known}
+            found[loop.index] = Ending(taker, frozenset(before))
+    return found
 
 
 def _distinct(block: BlockProgram) -> tuple[Role, ...]:

@@ -226,7 +226,7 @@ def _tile_copy(block: BlockProgram, op: Op, maps: _Maps) -> TileCopy:
     if op.value not in (0, 0.0):
         raise InputError(f"{op.where}: load with edge={op.value} through TMA: it gives only 0.0")
     plan = block.launch
-    tile = block.home(op.dst.name)[1].tile
+    tile = block.placement.shared[op.dst.name][1]
     blocks = plan.cluster[1] if is_multicast(block.placement.program, plan, op) else 1
     if blocks > 1 and blocks not in MULTICASTS:
         raise InputError(

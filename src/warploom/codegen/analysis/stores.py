@@ -67,6 +67,7 @@ class StorePath:
     wide         from the registers, 16 bytes a lane where the array's pitches allow it
     first_group  all groups hold the same, and the first one stores it
     held_back    blocks of the last cluster that lie beyond the grid must not store
+    ends_in_panels  transposed panels that a row of the array ends: threads copy the part of one
     carried      a warp of the loading group copies the panels (`LaunchPlan.store_warps`)
     """
 
@@ -75,6 +76,7 @@ class StorePath:
     first_group: bool
     held_back: bool
     carried: bool = False
+    ends_in_panels: bool = False
 
 
 def store_paths(
@@ -95,6 +97,8 @@ def store_paths(
         found[op.id] = StorePath(
             panels, is_wide(placement, op), same, stores_beyond(program, plan, op)
         )
+        if panels is not None and _ends_in_panels(panels, op):
+            found[op.id] = replace(found[op.id], ends_in_panels=True)
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
     for op in stores:
@@ -118,6 +122,13 @@ def store_paths(
         else replace(path, panels=replace(path.panels, group_bytes=room))
         for number, path in found.items()
     }
+
+
+def _ends_in_panels(panels: StorePanels, op: Op) -> bool:
+    rows, cols = (span for span in op.spans if span.size is not None)
+    ends = [span for span in op.spans if span.stop is not None]
+    aligned = multiple_of(cols.start) % COLUMN_GROUP == 0
+    return panels.transposed and op.kind == "store" and ends == [rows] and aligned
 
 
 def _carried(placement: Placement, plan: LaunchPlan, paths: Mapping[int, StorePath]) -> list[Op]:

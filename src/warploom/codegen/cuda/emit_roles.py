@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from warploom.codegen.analysis.kernel_facts import Ending
 from warploom.codegen.analysis.role_code import (
     Code,
     Guarded,
@@ -13,7 +14,6 @@ from warploom.codegen.analysis.role_code import (
     Rotated,
     first_step,
 )
-from warploom.codegen.cuda.emit_expand import Emit, Expanded
 from warploom.codegen.cuda.emit_guards import guarded
 from warploom.codegen.cuda.emit_ops import (
     compute_lines,
@@ -24,7 +24,7 @@ from warploom.codegen.cuda.emit_staged import (
     vectors_of,
 )
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
-from warploom.codegen.cuda.emit_store import LEADER, carried_lines
+from warploom.codegen.cuda.emit_store import LEADER, carried_lines, where_it_has_rows
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -34,6 +34,7 @@ from warploom.codegen.ir.block import Pipeline, Role
 from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
+Emit = Callable[[Values, Sequence[Code], str, int], list[str]]
 PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 
 
@@ -43,13 +44,36 @@ class StepCode(StepLines):
     def role(self, code: RoleCode) -> list[str]:
         """The code of one task of a role."""
         lines: list[str] = []
-        for section in code.sections:
-            if isinstance(section, LoopCode):
-                lines += self._loop(code.role, section)
-            else:
-                here = Here(self.values)
-                lines += [line for one in section for line in self._written(one, here, code.role)]
+        ending: Ending | None = None
+        held: list[str] = []  # what is left out where the store of the ending has no rows
+        for section, after in zip(code.sections, (*code.sections[1:], None), strict=True):
+            parts = (section,) if isinstance(section, LoopCode) else section
+            for place, one in enumerate(parts):
+                ending = ending or self._ending(parts[place:], after)
+                own = (
+                    self._loop(code.role, one)
+                    if isinstance(one, LoopCode)
+                    else self._written(one, Here(self.values), code.role)
+                )
+                if ending is None:
+                    lines += own
+                    continue
+                held += own
+                if _ends(one, ending, code.role):
+                    lines += where_it_has_rows(ending.store, held)
+                    ending, held = None, []
         return lines
+
+    def _ending(self, some: Sequence[Code | LoopCode], after: object) -> Ending | None:
+        """The ending of a loop that these steps are, or are done for alone."""
+        loop = some[0] if isinstance(some[0], LoopCode) else after
+        if not isinstance(loop, LoopCode):
+            return None
+        found = self.facts.endings.get(loop.section.loop.index)
+        if found is None or isinstance(some[0], LoopCode):
+            return found
+        early = [isinstance(one, steps.Run) and one.op.id in found.before for one in some]
+        return found if all(early) else None
 
     # ---- loops
 
@@ -63,9 +87,7 @@ class StepCode(StepLines):
             for name in sorted(code.by_iteration)
         ]
         write = partial(self._iteration, role, code)
-        if code.section.copies:
-            lines += Expanded(self.values, code, write).lines()
-        elif code.rotated is not None:
+        if code.rotated is not None:
             lines += self._entered_in_its_middle(role, code, code.rotated)
         elif code.section.depth == 0:
             lines += self._steady(code, write, f"{loop.index}_start")
@@ -272,7 +294,7 @@ class StepCode(StepLines):
     def _code(self, step: steps.Step, here: Here, role: Role) -> list[str]:
         match step:
             case steps.Acquire():
-                return self._acquire(step)
+                return self._acquire(step, here)
             case steps.Fill():
                 return self._fill(step, here)
             case steps.Publish():
@@ -307,6 +329,14 @@ class StepCode(StepLines):
         found = Overlap.of(self.block, role)
         first = self._written(found.first, Here(self.values), role)
         return ahead_lines(found, self.range_lines(role, found.loop), first)
+
+
+def _ends(one: Code | LoopCode, ending: Ending, role: Role) -> bool:
+    """Whether a part is the last of what is left out: the store, or in roles that do not compute
+    the loop."""
+    if isinstance(one, LoopCode):
+        return not role.computes
+    return isinstance(one, steps.Run) and one.op == ending.store
 
 
 def _read(read: Read, names: Names) -> str:

@@ -56,7 +56,8 @@ class _Sm80Steps(StepCode):
 
     fences = False
 
-    def _acquire(self, step: Acquire) -> list[str]:
+    def _acquire(self, step: Acquire, here: Here) -> list[str]:
+        del here
         name = step.ring
         return [f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"]
 
@@ -137,7 +138,7 @@ def fill_lines(block: BlockProgram, op: Op, names: Names) -> list[str]:
     start = op.spans[-1].start
     spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
     ring, buffer = block.home(op.dst.name)
-    tile = buffer.tile
+    tile = block.placement.shared[op.dst.name][1]
     name = op.array.name
     fixed = [
         f"static_cast<long long>({c_index(span.start, names)}) * {name}_stride{d}"

@@ -92,15 +92,16 @@ class StepLines:
         self.parts = block.placement.parts
         self.values = Values(block.placement)
 
-    def _acquire(self, step: steps.Acquire) -> list[str]:
+    def _acquire(self, step: steps.Acquire, here: Here) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
         wait = f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"
         if self.block.is_turned(ring):
             return [wait]
+        copied = self.block.copied_bytes(ring, here.index)
         return [
             wait,
-            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
+            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {copied});",
         ]
 
     def _fill(self, step: steps.Fill, here: Here) -> list[str]:

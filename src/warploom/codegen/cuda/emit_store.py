@@ -14,7 +14,7 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import BULK_ADD, TURN_PASS, TURN_WAIT, tma_store
 from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
-from warploom.codegen.ir.layout import SWIZZLES
+from warploom.codegen.ir.layout import CHUNK, SWIZZLES
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.tile import Op
 
@@ -74,6 +74,8 @@ def store_lines(
     """
     assert op.array is not None
     kind = op.srcs[0].type
+    if path.ends_in_panels:
+        return _Ending(panels, map_name, values, op, names, helpers).lines()
     # A box cannot end early: the last tile of a range is written from the registers.
     whole: list[str] = []
     for span in op.spans:
@@ -94,6 +96,20 @@ def store_lines(
         *indent(lines),
         "} else {",
         *indent((wide_store_lines if path.wide else direct_store_lines)(values, op, names)),
+        "}",
+    ]
+
+
+def where_it_has_rows(store: Op, lines: list[str]) -> list[str]:
+    """What is done only where a store that ends with a row of the array has rows."""
+    (rows,) = (span for span in store.spans if span.stop is not None)
+    assert rows.stop is not None
+    return [
+        "{",
+        f"  const int rows_begin = {c_index(rows.start)}, rows_end = {c_index(rows.stop)};",
+        "  if (rows_begin < rows_end) {",
+        *indent(indent(lines)),
+        "  }",
         "}",
     ]
 
@@ -170,6 +186,11 @@ class _Store:
             *self.copies(),
             "  store_commit();",
             "}",
+            *(
+                line
+                for number, origin in enumerate(self.panels.origins)
+                for line in self._copied(f"{self.base} + {number * self.step}", origin)
+            ),
         ]
 
     def _in_turn(self) -> list[str]:
@@ -202,8 +223,14 @@ class _Store:
                 f"  if ({self._inside(origin)}) {self._copy(at, origin)}",
                 "  store_commit();",
                 "}",
+                *self._copied(at, origin),
             ]
         return lines
+
+    def _copied(self, at: str, origin: tuple[int, int]) -> list[str]:
+        """What all threads of the group do behind the copy of a panel."""
+        del at, origin
+        return []
 
     def _sync(self) -> str:
         return group_sync(self.values.placement.parts)
@@ -284,6 +311,58 @@ class _Fragments(_Store):
             place.append(f"part * {size}")
         to = " + ".join([f"{array.name}_data", *place, f"({first}) * {whole.shape[1]}"])
         return [f"  bulk_add({to}, {self.base}, {4 * size});"]
+
+
+class _Ending(_Store):
+    """A transposed store that ends with a row of the array: panels beyond it are left out, and
+    the one that it lies in is copied from shared memory by the threads of the group, row by row, as
+    a box cannot end early."""
+
+    def __init__(
+        self,
+        panels: StorePanels,
+        map_name: str,
+        values: Values,
+        op: Op,
+        names: Names,
+        helpers: dict[str, str],
+    ) -> None:
+        stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
+        call, text = tma_store(len(op.spans), add=False)
+        helpers[call] = text
+        super().__init__(panels, f"{call}(&{map_name}", values, stopless, names)
+        self.whole = op
+
+    def lines(self) -> list[str]:
+        return where_it_has_rows(self.whole, super().lines())
+
+    def _inside(self, origin: tuple[int, int]) -> str:
+        return f"{super()._inside(origin)} && rows_begin + {origin[0]} < rows_end"
+
+    def _copied(self, at: str, origin: tuple[int, int]) -> list[str]:
+        tile, array = self.panels.tile, self.op.array
+        assert array is not None
+        row, col = self._place(origin)
+        pieces = tile.width // CHUNK
+        place = [span.start for span in self.op.spans]
+        first = element_of(array, place, self.names)
+        return [
+            f"if ({self._inside(origin)} && rows_begin + {row} + {tile.rows} > rows_end) {{",
+            f"  for (int p = threadIdx.x % 128; p < {tile.rows * pieces}; p += 128) {{",
+            f"    const int r = {row} + p / {pieces}, c = {col} + p % {pieces} * {CHUNK // 2};",
+            f"    const unsigned from = p * {CHUNK};",
+            f"    if (rows_begin + r < rows_end && "
+            f"{c_index(place[-1], self.names)} + c < {c_name(array.dims[-1])})",
+            f"      copy_16_bytes({first} + r * {array.name}_stride{len(place) - 2} + c, "
+            f"{at} + (from ^ (from >> 3 & {SWIZZLES[tile.width][0]:#x})));",
+            "  }",
+            "}",
+        ]
+
+    def _copy(self, at: str, origin: tuple[int, int]) -> str:
+        row, _ = self._place(origin)
+        whole = f"rows_begin + {row} + {self.panels.tile.rows} <= rows_end"
+        return f"if ({whole}) {super()._copy(at, origin)}"
 
 
 def _panel_lines(

@@ -30,7 +30,7 @@ def fill_lines(
     `helpers`."""
     assert op.dst is not None
     ring, buffer = block.home(op.dst.name)
-    tile, blocks = buffer.tile, copy.blocks
+    tile, blocks = block.placement.shared[op.dst.name][1], copy.blocks
     multicast = blocks > 1
     map_name = f"&{copy.map}"
     if copy.last_map:

@@ -8,8 +8,8 @@ bring it to the form that runs (loops are `Pipeline`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from warploom.codegen.ir.layout import ALIGNMENT, SharedTile
 from warploom.codegen.ir.place import Placement
@@ -22,7 +22,8 @@ from warploom.tile import Loop, Op
 class Buffer:
     """One tile of a ring's slot: byte offset in the slot and the loads that fill it.
 
-    Loops that load equal tiles of one array take turns with one ring, so there can be several.
+    Loops that load tiles of one array take turns with one ring, so there can be several; `tile` is
+    the one with most rows.
     """
 
     loads: tuple[Op, ...]
@@ -49,20 +50,14 @@ class Ring:
         last = self.buffers[-1]
         return last.offset + -(-last.tile.bytes // ALIGNMENT) * ALIGNMENT
 
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes that the copies of one slot bring."""
-        return sum(buffer.tile.bytes for buffer in self.buffers)
-
 
 def make_ring(placement: Placement, name: str, depth: int, columns: Sequence[Sequence[Op]]) -> Ring:
     """The ring whose slots hold one tile for each column of loads, which take turns with it."""
     buffers: list[Buffer] = []
     offset = 0
     for loads in columns:
-        first = loads[0].dst
-        assert first is not None
-        tile = placement.shared[first.name][1]
+        tiles = [placement.shared[op.dst.name][1] for op in loads if op.dst is not None]
+        tile = max(tiles, key=lambda one: one.bytes)
         buffers.append(Buffer(tuple(loads), tile, offset))
         offset += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
     return Ring(name, depth, tuple(buffers))
@@ -87,14 +82,11 @@ class At:
 class Scheduled:
     """A loop as its schedule has it: the steps of one iteration in program order, each with its
     time. An iteration begins every `interval` cycles, whether the one before has ended or not.
-
-    `copies`: register tiles with several copies, used in turn (`ir.copies`).
     """
 
     loop: Loop
     interval: int
     steps: tuple[At, ...]
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -103,8 +95,6 @@ class Pipeline:
 
     With trips > depth - 1: prologue[0..depth-1], then `steady` for each further iteration, then
     epilogue[0..depth-1]. With fewer trips: `plain`, one iteration after the other.
-
-    `copies`: as of `Scheduled`; `plain` uses the first ones only.
 
     A loop with `until` may end earlier for this part: `skip` then runs for each iteration left
     out, and `empty` once more when all of them are.
@@ -121,7 +111,6 @@ class Pipeline:
     skip: tuple[Step, ...] = ()
     empty: tuple[Step, ...] = ()
     none: tuple[Step, ...] = ()
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def with_iterations(self, change: Callable[[Sequence[Step]], tuple[Step, ...]]) -> Pipeline:
         """The pipeline with every run of steps that does iterations replaced."""
@@ -197,6 +186,16 @@ class BlockProgram:
                 if name in buffer.names:
                     return ring, buffer
         raise KeyError(name)
+
+    def copied_bytes(self, ring: Ring, index: str) -> int:
+        """Bytes that the copies of one slot bring in a loop; "": outside of loops."""
+        loops = [loop for loop in self.placement.program.loops() if loop.index == index]
+        here = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
+        found = 0
+        for buffer in ring.buffers:
+            load = next((op for op in buffer.loads if op.id in here), buffer.loads[0])
+            found += self.placement.shared[load.dst.name][1].bytes if load.dst is not None else 0
+        return found
 
     def rings_read(self, op: Op) -> list[Ring]:
         """The rings that an op reads, in order of its operands."""

@@ -64,7 +64,7 @@ class Steps:
     ) -> bool:
         match step:
             case steps.Acquire():
-                return self._acquire(agent, step)
+                return self._acquire(agent, step, symbols)
             case steps.Fill():
                 return self._fill(agent, step, symbols)
             case steps.Publish():
@@ -96,14 +96,15 @@ class Steps:
         count = table.get(ring.name, 0)
         return count % ring.depth, count // ring.depth & 1
 
-    def _acquire(self, agent: Agent, step: steps.Acquire) -> bool:
+    def _acquire(self, agent: Agent, step: steps.Acquire, symbols: dict[str, int]) -> bool:
         shared = self.rings[agent.block][step.ring]
         slot, parity = self._position(agent.taken, shared.ring)
         if not shared.empty[slot].passed(parity ^ 1):
             agent.waits_for = f"{shared.empty[slot].name} parity {parity ^ 1}"
             return False
         if not self.block.is_turned(shared.ring):
-            shared.full[slot].expect(shared.ring.copied_bytes)
+            index = next((one.index for one in self.program.loops() if one.index in symbols), "")
+            shared.full[slot].expect(self.block.copied_bytes(shared.ring, index))
         return True
 
     def _turn(self, agent: Agent, op: Op, symbols: dict[str, int]) -> bool:
@@ -126,13 +127,14 @@ class Steps:
             return self._turn(agent, op, symbols)
         assert op.dst is not None and op.array is not None
         ring, buffer = self.block.home(op.dst.name)
+        layout = self.placement.shared[op.dst.name][1]
         slot, _ = self._position(agent.taken, ring)
         place = ring.buffers.index(buffer)
         tile = read_tile(op, self.source[op.array.name], symbols)
         crossing = is_multicast(self.program, self.block.launch, op)
         targets = range(self.cluster) if crossing else (agent.block,)
         blocks = self.cluster if crossing else 1
-        along = tile.ndim - 1 if buffer.tile.panels % blocks == 0 else 0
+        along = tile.ndim - 1 if layout.panels % blocks == 0 else 0
         width = tile.shape[along] // blocks
         mine = slice(agent.block * width, (agent.block + 1) * width) if crossing else slice(None)
         index = (slice(None), mine) if along else (mine,)
@@ -147,7 +149,7 @@ class Steps:
             into.landing += 1
             into.version += 1
             self.copies.append(
-                (shared, slot, place, index, tile[index], tile.shape, buffer.tile.bytes // blocks)
+                (shared, slot, place, index, tile[index], tile.shape, layout.bytes // blocks)
             )
         return True
 
@@ -366,7 +368,7 @@ class Steps:
 
     def _run(self, agent: Agent, step: steps.Run, symbols: dict[str, int]) -> bool:
         op = step.op
-        for var in (agent.view or self.placement).fusion.sources(op):
+        for var in self.placement.fusion.sources(op):
             self._touch(agent, op, var.name)
         part = agent.role.part
         local = self.local(op, part)
@@ -440,7 +442,7 @@ class Steps:
 
     def _value(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
         name = var.name
-        inner = (agent.view or self.placement).fusion.inlined.get(name)
+        inner = self.placement.fusion.inlined.get(name)
         if name in self.placement.shared:
             return self._landed(agent, var, symbols)
         if inner is None:

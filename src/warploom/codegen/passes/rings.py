@@ -1,9 +1,10 @@
 """Rings of a kernel: which loads share a slot and a barrier, and how deep each ring is.
 
 Rules: loads of one loop with equal depth and the same readers share a ring (their barrier then
-expects the sum of their bytes), and so do its vectors of equal depth; loops that load equal tiles
-of the same arrays share the ring itself, taking turns with its slots in program order; a load
-outside of loops has a ring of its own.
+expects the sum of their bytes), and so do its vectors of equal depth; loops that load tiles of the
+same arrays share the ring itself, taking turns with its slots in program order, where the tiles are
+equal or differ in their rows: a slot has room for the highest; a load outside of loops has a ring
+of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def rings_of(placement: Placement, depth_of: DepthOf) -> tuple[Ring, ...]:
         loads = [op for op in ops if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)]
         ours: list[_Draft] = []  # rings of this section are not shared among its own loads
         for depth, group in _grouped(placement, depth_of, section, loads):
-            key = (depth, isinstance(section, Loop), *((op.array, _type(op)) for op in group))
+            key = (depth, isinstance(section, Loop), *((op.array, _shape(op)) for op in group))
             others = [d for d in drafts if not any(d is own for own in ours)]
             twin = next((d for d in others if d.key == key and isinstance(section, Loop)), None)
             if twin is None:
@@ -113,9 +114,11 @@ def _unique(name: str, taken: Collection[str]) -> str:
     return found
 
 
-def _type(op: Op) -> object:
+def _shape(op: Op) -> object:
+    """What loads of other loops have alike that take turns with a ring."""
     assert op.dst is not None
-    return op.dst.type
+    kind = op.dst.type
+    return (kind.dtype, kind.shape[1:]) if len(kind.axes) > 1 else kind
 
 
 def _grouped(

@@ -16,7 +16,10 @@ scaled and added up in fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd
+from operator import mul
+from typing import Any
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -40,6 +43,7 @@ from warploom.tile import (
     grid,
     load,
     loop,
+    maximum,
     maximum_index,
     min_along,
     minimum,
@@ -59,6 +63,8 @@ from warploom.tile.index import IndexLike
 
 SCALED = 128  # elements that a block scale is for, along each axis
 STEP_BYTES = 128  # of k in a step
+EVEN = 8  # rows that tiles of one expert differ by at most, and begin at multiples of
+PACKED_BITS = 16  # of elements of a result that is turned on its way through shared memory
 LISTED = 16  # tasks that a block of `work_list` writes
 GROUPS = ("none", "rows", "masked")
 SCALES = ("none", "rows", "blocks")
@@ -77,6 +83,8 @@ class GroupedConfig:
              block scales it always is
     products_in_flight  promoted products that are started together, so that the sums of one are
              added while the others run
+    widths   with some, the product is turned: rows of a lie over columns of the instructions, of
+             which a task does the fewest of these that hold its rows; the widest is `tile`'s rows
     brought  the producer brings the block scales of a's rows, which takes a pitch of 16 bytes and
              tiles that begin at multiples of 4 rows; else threads read them an iteration ahead
     """
@@ -91,6 +99,7 @@ class GroupedConfig:
     promote: bool = False
     products_in_flight: int = 1
     brought: bool = False
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
@@ -115,11 +124,29 @@ class GroupedConfig:
                 f"grouped gemm brought=True with scales={self.scales!r} groups={self.groups!r}: "
                 "expected block scales, and tiles that begin at multiples of 4 rows"
             )
+        if self.widths:
+            self._check_widths()
         together = self.products_in_flight
         if together < 1 or (together > 1 and (not self.promoted or self.swiglu)):
             raise InputError(
                 f"grouped gemm products_in_flight={together}: expected >= 1, and 1 unless promoted "
                 "or with swiglu"
+            )
+
+    def _check_widths(self) -> None:
+        rising = [*self.widths] == sorted(set(self.widths)) and self.widths[-1] == self.tile[0]
+        eights = all(width > 0 and width % EVEN == 0 for width in self.widths)
+        if not (rising and eights) or self.tile[1] % ROWS_PER_GROUP:
+            raise InputError(
+                f"grouped gemm widths={self.widths} of a tile {self.tile}: expected rising "
+                f"multiples of {EVEN}, the last one the rows of the tile, and a multiple of "
+                f"{ROWS_PER_GROUP} columns"
+            )
+        if self.groups == "none" or self.promoted or self.out.bits != PACKED_BITS:
+            raise InputError(
+                f"grouped gemm widths={self.widths} with groups={self.groups!r}, "
+                f"promoted={self.promoted} and results of {self.out}: expected rows of experts, "
+                f"sums inside of the tensor core and {PACKED_BITS}-bit results"
             )
 
     @property
@@ -205,9 +232,44 @@ def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
     return _Task(of_a, (expert,), first, stop, n * bn, of_rows(0), until)
 
 
+def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, rest: Any) -> None:
+    """c^T = b a^T, in a loop for each width."""
+    _, bn = config.tile
+    assert task.stop is not None
+    rows = maximum_index(task.stop - task.first, 0)
+    columns = [task.column + half * size("n") for half in range(1 + config.swiglu)]
+    own_columns = [span(column, bn, "n") for column in columns]
+    least = 0
+    for width in config.widths:
+        # 1 where the rows of a task are more than `least`, and at most `width` or the widest.
+        here = minimum_index(maximum_index(rows - least, 0), 1)
+        if width < config.widths[-1]:
+            here = here - minimum_index(maximum_index(rows - width, 0), 1)
+        least, own = width, f"m{width}"
+        inputs = span(task.first, width, own)
+        factors: list[list[Tile]] = [[] for _ in columns]
+        if config.scales == "rows":  # on their way while the loop runs
+            of_a = load(rest["scale_a"], *task.of_a, inputs)
+            factors = [[load(rest["scale_b"], *task.of_b, one), of_a] for one in own_columns]
+        sums = [zeros(FP32, n=bn, **{own: width}) for _ in columns]
+        for i in loop(0, cdiv(size("k"), config.step) * here):
+            depth = span(i * config.step, config.step)
+            at = load(a, *task.of_a, inputs, depth)
+            for number, one in enumerate(own_columns):
+                sides = (one, depth) if config.b == "nk" else (depth, one)
+                sums[number] += load(b, *task.of_b, *sides) @ at
+        results = [reduce(mul, some, acc) for acc, some in zip(sums, factors, strict=True)]
+        out = silu(results[0]) * results[1] if config.swiglu else results[0]
+        kept = span(task.first, width, own, stop=task.first + rows * here)
+        store(c, *task.of_a, kept, span(task.column, bn, "n"), tile=out.T.cast(config.out))
+
+
 def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array) -> None:
     bm, _ = config.tile
     task = _task(config, rest)
+    if config.widths:
+        _turned(a, b, c, config, task, rest)
+        return
     rows = span(task.first, bm, "m")
     count, wide = config.parts
     columns = [
@@ -303,17 +365,18 @@ class _Scales:
         return scaled * load(self.arrays["scale_b"], *self.task.of_b, own)
 
 
-def work_list(experts: int, rows: int) -> Program:
+def work_list(experts: int, rows: int, even: bool = False) -> Program:
     """The task of every tile of `rows` rows, from `ends: [experts]`, the row after each expert's
     last: `tasks: [tiles, 3]`. No tile has rows of two experts; tasks beyond the last have no rows.
+    `even`: the rows of an expert are shared out to as few tiles, in multiples of 8.
 
     There is room for all with ceil(m / rows) + experts tiles.
     """
     arrays = {"ends": array(INT32, "experts"), "tasks": array(INT32, "tiles three")}
-    return trace(_work_list, arrays, name="work_list", experts=experts, rows=rows)
+    return trace(_work_list, arrays, name="work_list", experts=experts, rows=rows, even=even)
 
 
-def _work_list(ends: Array, tasks: Array, experts: int, rows: int) -> None:
+def _work_list(ends: Array, tasks: Array, experts: int, rows: int, even: bool) -> None:
     (block,) = grid(tiles=cdiv(size("tiles"), LISTED))
     every = span(0, experts)
     end = load(ends, every)
@@ -330,7 +393,15 @@ def _work_list(ends: Array, tasks: Array, experts: int, rows: int) -> None:
     last = min_along(where(before, 1 << 30, end), "experts")
     at = span(block * LISTED, LISTED, "tiles")
     none = expert >= experts
-    first = begin + tile * rows
+    each: Tile | int = rows
+    if even:
+        parts = maximum(tiles, 1)
+        share = (((count + parts).cast(FP32) - 0.5) / parts.cast(FP32)).cast(INT32)
+        share = ((share + (EVEN - 1)).cast(FP32) * (1.0 / EVEN)).cast(INT32) * EVEN
+        mine = coordinate("experts", experts).equals(expert)
+        each = sum_along(where(mine, share, 0), "experts")
+        last = minimum(last, begin + (tile + 1) * each)
+    first = begin + tile * each
     for place, found in enumerate((minimum(expert, experts - 1), first, last)):
         store(tasks, at, place, tile=where(none, 0, found))
 
@@ -349,8 +420,10 @@ def grouped_policy(
 ) -> Policy:
     """Load-compute-finish."""
     plan = plan or LaunchPlan(supergroup=8, store_panels=1, dependent=True)
-    groups = config.tile[0] // ROWS_PER_GROUP
-    plan = plan.with_options(split="m" if groups > 1 else "")
+    side = "n" if config.widths else "m"
+    groups = config.tile[side == "n"] // ROWS_PER_GROUP
+    groups = groups if groups < 4 else 2
+    plan = plan.with_options(split=side if groups > 1 else "")
     order = "lcsf-early" if config.promoted else "inflight"
     order = "lcsf-behind" if config.products_in_flight > 1 else order
     return Policy(order, plan, groups, depth, registers=registers, vectors=config.brought)

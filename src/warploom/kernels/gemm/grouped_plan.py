@@ -10,20 +10,23 @@ from dataclasses import dataclass, replace
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.kernels.gemm.grouped import GroupedConfig, grouped_policy
+from warploom.kernels.gemm.grouped import PACKED_BITS, GroupedConfig, grouped_policy
 
 SMS = 132
 # (loading, computing) registers a thread by rows of a tile: the loading thread holds what its task
 # reads, and the addresses of up to four arrays.
 REGISTERS = {64: (64, 232), 128: (40, 232)}
+TURNED_REGISTERS = {64: (64, 232), 128: (40, 232), 256: (40, 232)}
+TURNED_PANEL = 32  # rows of a turned result that leave together
 FEW_ROWS = 64  # of an expert, for which a tile has one compute group
 MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
-HIGH_RASTER = 2  # the same of tiles with three compute groups
 ONE_TILE = 192  # rows of an expert that mostly has one of these
-THIRDS = 192  # columns of a tile for results that are a multiple of it, with three compute groups
+# Columns of a tile and the widths that rows get, where an expert mostly has one tile and elsewhere.
+WIDTHS = (128, tuple(range(32, 257, 32))), (192, tuple(range(24, 193, 24)))
+TURNED_RASTER = 2
 # Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
 # with block scales, 4096 rows, timed on an H200.
 TWO_IN_FLIGHT, THREE_GROUPS = (0.418, 0.84), (0.619, 1.39)
@@ -39,6 +42,7 @@ class GroupedPlan:
     cluster  (grid axis, blocks)
     dynamic  each block takes the next free task: experts have tiles with fewer rows and none
     raster   rows of tasks that run at a time
+    panels   of the result that a group has on their way
     """
 
     config: GroupedConfig
@@ -46,17 +50,28 @@ class GroupedPlan:
     cluster: tuple[str, int] = ("", 1)
     dynamic: bool = False
     raster: int = RASTER
+    panels: int = 1
+
+    @property
+    def even(self) -> bool:
+        """Whether the list of tasks shares the rows of an expert out evenly: a task takes as long
+        as it has rows."""
+        return bool(self.config.widths)
 
     def policy(self) -> Policy:
         """The policy of its schedule."""
+        turned = bool(self.config.widths)
         launch = LaunchPlan(
             supergroup=self.raster,
-            store_panels=1,
+            store_panels=self.panels,
+            store_rows=TURNED_PANEL if turned else 0,
             cluster=self.cluster,
             tile_scheduler="dynamic" if self.dynamic else "static",
             dependent=True,
         )
         registers = REGISTERS.get(self.config.tile[0])
+        if turned:
+            registers = TURNED_REGISTERS.get(self.config.tile[1])
         return grouped_policy(self.config, self.depth, launch, registers)
 
 
@@ -87,13 +102,12 @@ def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
     ragged = config.groups != "none"
     if rows <= FEW_ROWS:
         return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
-    if ragged and config.scales == "none":
-        if rows >= MANY_ROWS:
+    if ragged and config.out.bits == PACKED_BITS:
+        if rows >= MANY_ROWS and config.scales == "none":
             return GroupedPlan(replace(config, tile=(192, 256)), 3, dynamic=True)
-        thirds = n % THIRDS == 0
-        if thirds or rows < ONE_TILE:
-            high = replace(config, tile=(192, THIRDS if thirds else 256))
-            return GroupedPlan(high, 4 if thirds else 3, dynamic=True, raster=HIGH_RASTER)
+        columns, widths = WIDTHS[rows >= ONE_TILE]
+        turned = replace(config, tile=(widths[-1], columns), widths=widths)
+        return GroupedPlan(turned, 4, dynamic=True, raster=TURNED_RASTER, panels=2)
     tile, raster = (128, 256), RAGGED_RASTER if ragged else RASTER
     return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged, raster=raster)
 

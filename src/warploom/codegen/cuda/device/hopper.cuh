@@ -206,6 +206,14 @@ DEVICE void store_16_bytes(void* to, const unsigned (&w)[4]) {
                ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
+//@ copy_16_bytes
+DEVICE void copy_16_bytes(void* to, unsigned from) {
+  unsigned w[4];
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+  store_16_bytes(to, w);
+}
+
 //@ quad_exchange
 // The four lanes of a quad hold a column pair each of four groups: lane q gets all of group q.
 DEVICE void quad_exchange(unsigned (&w)[4], unsigned q) {
