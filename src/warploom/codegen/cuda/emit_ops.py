@@ -114,8 +114,8 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
 def _quads_read(var: Var) -> list[str]:
     """A thread's columns of a vector in fragments, four of 16 in one access.
 
-    Few are read in their place. Many would fill registers: the compiler may read them when they are
-    needed (H200, attention backward: of 128 rows 2.45 to 2.39 ms, of 64 the other way 2.10 to 2.11).
+    Few are read in their place. Many would fill registers: the compiler may read them when it needs
+    them (H200, attention backward: of 128 rows 2.45 to 2.39 ms; of 64, 2.10 to 2.11).
     """
     count, own = var.type.shape[0] // QUAD_PLACES, f"{var.name}_own"
     if count > FEW_QUADS:
