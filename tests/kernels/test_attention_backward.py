@@ -48,6 +48,8 @@ CASES = {
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
     "padded": (BackwardConfig(head_dim=80, causal=True), 100, 200, 1),
     "wide": (BackwardConfig(head_dim=96), 132, 200, 1),
+    "capped": (BackwardConfig(causal=True, softcap=2.0), 200, 140, 1),
+    "capped-64": (BackwardConfig(head_dim=64, causal=True, softcap=2.0, window=90), 140, 200, 1),
 }
 BOUND = 6e-3  # of the largest element: weights and their changes are rounded to 16 bits
 
@@ -100,9 +102,9 @@ def test_interpreter_and_simulator_give_the_gradients(name):
         assert all(distance(got[x], expected[x]) == 0 for x in expected)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_gradients_are_those_of_finite_differences(causal):
-    config = BackwardConfig(head_dim=64, causal=causal)
+@pytest.mark.parametrize(("causal", "softcap"), [(False, 0.0), (True, 0.0), (True, 1.5)])
+def test_the_gradients_are_those_of_finite_differences(causal, softcap):
+    config = BackwardConfig(head_dim=64, causal=causal, softcap=softcap)
     values, want = backward_case(config, 5, 7)
     random, step = np.random.default_rng(1), 1e-5
 

@@ -195,10 +195,7 @@ def walked(
     """The walk of every loop with a matmul; raises as `replay` does."""
     loops = steady_loops(kernel)
     for loop in program.loops():
-        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
-        problem = extract(
-            block.placement, loop, table, copies=copies, skip_unit=schedule.launch.skip_unit
-        )
+        problem = extract(block.placement, loop, table, skip_unit=schedule.launch.skip_unit)
         bounds = lower_bounds(problem.graph, problem.target)
         sections = [section_of(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):

@@ -26,7 +26,7 @@ def parts(config: BackwardConfig) -> tuple[str, ...]:
     """The names of its kernels."""
     if config.long:
         return ("prepare", *BLOCKS)
-    return ("prepare", "main", "queries" if config.split else "finish")
+    return ("prepare", "main", "finish")
 
 
 def kernel(config: BackwardConfig, part: str) -> Kernel:
