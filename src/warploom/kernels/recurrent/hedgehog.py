@@ -144,9 +144,7 @@ class _Task:
             out = v @ operands[0]
             out += before @ operands[1]
             counted = list[Tile]()
-            for into, part, whole in zip(
-                operands[2:], phi(mapped, self.linear), sums, strict=True
-            ):
+            for into, part, whole in zip(operands[2:], phi(mapped, self.linear), sums, strict=True):
                 narrow = part.cast(BF16)
                 into.assign(narrow.rename("m", "i"))
                 counted.append(narrow @ whole.cast(BF16))
