@@ -299,10 +299,16 @@ CASES: dict[str, Callable[[], Case]] = {
     "backward-96": lambda: gradients("main", 300, 300, head_dim=96, causal=True),
     "backward-96-finish": lambda: gradients("finish", 300, 300, head_dim=96, causal=True),
     "backward-in-turn": lambda: gradients("main", 600, 600, causal=True, deterministic=True),
-    "backward-dq-alone": lambda: gradients("queries", 300, 300, deterministic=True),
+    "backward-full-in-turn": lambda: gradients("main", 300, 600, deterministic=True),
     **{
         f"backward-256-{part}": lambda part=part: gradients(
             part, 200, 300, head_dim=256, causal=True
+        )
+        for part in ("values", "keys", "queries")
+    },
+    **{
+        f"backward-192-{part}": lambda part=part: gradients(
+            part, 200, 300, head_dim=192, value_dim=128, causal=True
         )
         for part in ("values", "keys", "queries")
     },
