@@ -55,11 +55,14 @@ class _Printer:
         self.temporaries = 0
         self.staged = staged_tiles(program, facts.ahead) if schedule.staged else {}
 
-    def _waits_late(self) -> bool:
-        """Whether a block knows its place before it waits for the previous grid: it has one task
-        and reads no number to know it."""
+    def _between_grids(self) -> tuple[Sequence[str], Sequence[str]]:
+        """What a block does about other grids before it knows its place, and then: it waits for the
+        previous one where it has one task and has read no number to know it."""
         launch = self.schedule.launch
-        return launch.dependent and not (launch.persistent or self.program.reads)
+        if not launch.dependent:
+            return (), ()
+        late = not (launch.persistent or self.program.reads)
+        return (BETWEEN_GRIDS[:1], BETWEEN_GRIDS[1:]) if late else (BETWEEN_GRIDS, ())
 
     def source(self) -> CudaSource:
         blocks = self.schedule.cluster
@@ -68,14 +71,15 @@ class _Printer:
         for one in self.facts.weighted.sums.values():
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
-        body, launch = self._body(self.program.body), self.schedule.launch
+        body = self._body(self.program.body)
+        first, then = self._between_grids()
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *(BETWEEN_GRIDS[: 1 if self._waits_late() else 2] if launch.dependent else ()),
+            *first,
             *self._positions(),
             *self._cluster(),
             *head,
-            *indent((*BETWEEN_GRIDS[1:] * self._waits_late(), *declared, *body)),
+            *indent((*then, *declared, *body)),
             *tail,
             *self._last_turn(),
         ]
