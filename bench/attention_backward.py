@@ -64,8 +64,7 @@ STYLES = {
     "late": Style(late=True, fenced=True),
     "late apart": Style(late=True, fenced=True, apart=True),
     "late taken": Style(late=True, fenced=True, taken=True),
-    "plain taken": Style(taken=True),
-    "ahead taken": Style(ahead=True, taken=True),
+    "ahead": Style(ahead=True, fenced=True),
 }
 Call = Callable[[], Any]
 

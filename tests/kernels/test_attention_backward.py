@@ -22,6 +22,8 @@ from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.simt.emit import emit_simt
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.codegen.simt.choose import simt
@@ -33,7 +35,7 @@ from warploom.kernels.attention.backward import (
     prepare,
 )
 from warploom.kernels.attention.backward_config import BackwardConfig, Style
-from warploom.kernels.attention.gradients import kernel
+from warploom.kernels.attention.gradients import FRAGMENTS, kernel
 
 # name -> (config, rows, keys, heads)
 CASES = {
@@ -286,6 +288,13 @@ def test_sums_in_fragments_are_read_in_order():
     arrays = {"dq_sum": sums, "dq": np.full(want["dq"].shape, np.nan)}
     got = emulate.run(library, 0, source, program, arrays)["dq"]
     assert close(got, summed(config, from_fragments(sums), 100))
+
+
+def test_sums_in_fragments_do_not_run_ahead():
+    with pytest.raises(InputError, match="runs ahead, and arrays in fragments"):
+        emit_simt(
+            finish(BackwardConfig()), replace(FRAGMENTS, launch=LaunchPlan(), stages=2), "sm_90a"
+        )
 
 
 def test_other_heads_are_refused():

@@ -72,6 +72,13 @@ DEVICE void read_quad(float* x, unsigned at) {
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at) : "memory");
 }
 
+//@ read_quad_later
+// Nothing but barriers keeps the compiler from reading this late.
+DEVICE void read_quad_later(float* x, const float* from) {
+  const float4 y = *reinterpret_cast<const float4*>(from);
+  x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+}
+
 //@ add_quad
 DEVICE void add_quad(float* x, unsigned at) {
   float y[4];
