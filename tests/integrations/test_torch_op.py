@@ -265,7 +265,7 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
 
     def attention(batch, invariant):
         q = torch.empty(batch, 2, 256, 64).bfloat16()
-        torch_op._attention(lse=False)[0](q, q, q, True, None, None, False, invariant)
+        torch_op._attention(lse=False)[0](q, q, q, True, None, None, False, invariant, 0.0)
 
     for call, sizes in ((gemm, (1, 130, 5000)), (attention, (1, 8, 40))):
         for invariant in (True, False):

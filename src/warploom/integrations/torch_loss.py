@@ -19,8 +19,7 @@ from warploom.integrations.torch_program import check_devices, operator, steps
 from warploom.integrations.torch_rows import cross_entropy, logits_to_gradients, torch
 from warploom.kernels.rows.program import IGNORED
 
-# Of a chunk, unless its rows are fewer: with the gradients that is what Liger's scheme takes.
-LOGIT_BYTES = 3 << 26
+LOGIT_BYTES = 1 << 28  # of a chunk, unless its rows are fewer than these
 LEAST_ROWS = 512
 LINE = 8  # elements that rows of logits begin at multiples of
 TYPES = ("bfloat16", "float16")
@@ -119,7 +118,7 @@ def linear_cross_entropy(
     """The loss of the logits x @ weight.T for classes `target`; class -100 does not count.
 
     x [..., k] and weight [classes, k] bf16 or fp16, `reduction` "mean" or "sum", `chunk` the rows
-    whose logits exist at a time (0: 192 MB of them).
+    whose logits exist at a time (0: 256 MB of them).
     """
     if reduction not in ("mean", "sum"):
         raise InputError(f"linear_cross_entropy reduction={reduction!r}: expected mean or sum")

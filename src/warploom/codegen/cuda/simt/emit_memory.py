@@ -244,6 +244,11 @@ class Access:
     def copy_lines(self, slot: Slot, stage: str) -> list[str]:
         """Copies of a thread's lines to its places in a stage, some iterations before their use."""
         number = self._number(slot)
+        if self.place.array.fragments and self.form != ROW:
+            raise InputError(
+                f"{self.op.where}: load of {self.kind} from {self.op.array} runs ahead, and arrays "
+                "in fragments have no code for it; give the schedule one stage"
+            )
         return self.cases(
             lambda how: (
                 f"copy_{how}<{self.layout.schedule.threads}>({stage} + {slot.at}, {number}, "
