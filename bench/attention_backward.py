@@ -33,7 +33,7 @@ from bench.attention_baselines import usable
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
-from warploom.evidence import Evidence, write_rows
+from warploom.evidence import Evidence
 from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.shares import key_tasks
@@ -402,14 +402,14 @@ def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there; what is no default has none."""
+    """The rows of sittings, in place of those of their shapes; what is no default has none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
     seen = {case["name"]: case for path in paths for case in st.read_sitting(path)[1]}
     rows = [row for row in rows if row.kernel == f"{CLAIM} {default(Case(row.shape))}"]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     rows = st.with_note([with_errors(row, seen[row.shape]) for row in rows], note)
-    write_rows(results / "attention_backward.json", rows)
     print(f"{len(rows)} rows from {len(paths)} sittings")
+    kb.put(results / "attention_backward.json", rows)
     for line in short:
         print(f"left out: {line}")
 

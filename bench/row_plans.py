@@ -17,6 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from bench import row_ops
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.simt.choose import simt
 from warploom.errors import DoesNotFit, InputError, Spills
-from warploom.kernels.rows.plans import TABLE, PlanRow, RowPlan, as_toml
+from warploom.kernels.rows.plans import TABLE, PlanRow, RowPlan, as_toml, read_plans
 from warploom.kernels.rows.program import RowConfig, row_program
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
@@ -181,33 +182,39 @@ def _burst(torch: Any, graph: Any, repeats: int) -> float:
 
 
 def record(files: list[Path], where: Path = TABLE) -> None:
-    """The table of what files of `run` tell: of each case the plans within `CLOSE` of its best that
-    serve most cases, so that there are few."""
-    told = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    told = list({(one["case"], one["columns"]): one for one in told}.values())
-    plans = {name: RowPlan(**plan) for one in told for name, plan in one["plans"].items()}
-    good = [
-        {name for name in one["plans"] if one["us"][name] * (1 - CLOSE) <= _best(one)}
-        for one in told
-    ]
-    kept: list[str] = []
-    open_ = [*good]
-    while open_:
-        name = max(sorted(plans), key=lambda name: sum(name in one for one in open_))
-        kept.append(name)
-        open_ = [one for one in open_ if name not in one]
-    rows: list[PlanRow] = []
-    for one in told:
+    """The table with what files of `run` tell: of each case a plan within `CLOSE` of its best, such
+    that they are few."""
+    plans, rows = read_plans(where) if where.exists() else ({}, [])
+    for line in (line for file in files for line in file.read_text().splitlines()):
+        one = json.loads(line)
         config = row_ops.config(one["case"], one["columns"])
-        measured = {name: round(one["us"][name], 2) for name in kept if name in one["plans"]}
+        plans |= {name: RowPlan(**plan) for name, plan in one["plans"].items()}
+        measured = {name: one["us"][name] for name in one["plans"]}
         source = f"{one['device']}, {one['date']}"
         rows.append(PlanRow(config.op, sorted(config.options), config.columns, measured, source))
-    rows.sort(key=lambda row: (row.op, row.options, row.columns))
-    where.write_text(as_toml({name: plans[name] for name in sorted(kept)}, rows))
+    known = {(row.op, tuple(row.options), row.columns): row for row in rows}
+    kept = _few([_good(row) for row in known.values()])
+    rows = [
+        replace(row, measured={name: row.measured[name] for name in kept if name in row.measured})
+        for _, row in sorted(known.items())
+    ]
+    where.write_text(as_toml({name: plans[name] for name in kept}, rows))
 
 
-def _best(one: dict[str, Any]) -> float:
-    return min(one["us"][name] for name in one["plans"])
+def _good(row: PlanRow) -> set[str]:
+    """The plans within `CLOSE` of a row's best."""
+    best = min(row.measured.values())
+    return {name for name, time in row.measured.items() if time * (1 - CLOSE) <= best}
+
+
+def _few(sets: list[set[str]]) -> list[str]:
+    """Names of which every set has one: those of most sets first."""
+    kept: list[str] = []
+    while sets:
+        names = sorted(set[str]().union(*sets))
+        kept.append(max(names, key=lambda name: sum(name in one for one in sets)))
+        sets = [one for one in sets if kept[-1] not in one]
+    return sorted(kept)
 
 
 def main() -> None:

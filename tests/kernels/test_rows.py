@@ -1,11 +1,13 @@
 """Row operations as emitted for threads, on the emulated machine, against their interpretation."""
 
+import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from bench import row_plans
 from warploom import tile as t
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
@@ -17,7 +19,7 @@ from warploom.emulate.report import Fault
 from warploom.errors import InputError, Spills
 from warploom.kernels.rows import choose
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
-from warploom.kernels.rows.plans import TABLE, plan_of, read_plans
+from warploom.kernels.rows.plans import TABLE, RowPlan, plan_of, read_plans
 from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
 from warploom.tile import BF16, FP32, INT32, interpret
 
@@ -219,6 +221,29 @@ def test_a_table_of_plans_is_what_was_measured(tmp_path, change, message):
     path.write_text(TABLE.read_text().replace(*change, 1))
     with pytest.raises(InputError, match=message):
         read_plans(path)
+
+
+def test_a_table_keeps_few_plans_each_the_best_of_a_row_or_near_it(tmp_path):
+    plans = {
+        name: vars(RowPlan(threads, threads))
+        for name, threads in zip("abc", (64, 128, 256), strict=True)
+    }
+    told = {"plans": plans, "device": "H200", "date": "2026-11-28", "case": "softmax"}
+    times = {4096: (100.0, 100.5, 120.0), 8192: (130.0, 100.0, 120.0)}
+
+    def recorded(times):
+        lines = [
+            told | {"columns": n, "us": dict(zip("abc", us, strict=True))}
+            for n, us in times.items()
+        ]
+        (tmp_path / "run").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        row_plans.record([tmp_path / "run"], tmp_path / "tuned.toml")
+        found, rows = read_plans(tmp_path / "tuned.toml")
+        return set(found), {row.columns: dict(row.measured) for row in rows}
+
+    assert recorded(times) == ({"b"}, {4096: {"b": 100.5}, 8192: {"b": 100.0}})
+    again = recorded({4096: (100.0, 100.5, 50.0)})
+    assert again == ({"b", "c"}, {4096: {"b": 100.5, "c": 50.0}, 8192: {"b": 100.0}})
 
 
 @pytest.mark.parametrize("op", OPS)
