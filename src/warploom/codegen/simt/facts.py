@@ -20,6 +20,7 @@ from warploom.codegen.simt.weighted import WeightedSums, weighted_sums
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Loop, Program
 from warploom.tile.index import multiple_of
+from warploom.tile.ir import joint_axis
 from warploom.tile.ops import OPS
 
 EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
@@ -207,6 +208,11 @@ def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str
             raise InputError(
                 f"{op.where}: load of stacked parts: only loads that feed a matmul have code for "
                 "it; load each part into a tile of its own"
+            )
+        if axis := joint_axis(op.spans):
+            raise InputError(
+                f"{op.where}: {op.kind} of {op.array}: axis {axis!r} of several dimensions has "
+                "code beside matmuls only"
             )
         if op.kind == "mma":
             raise InputError(f"{op.where}: a matmul; SIMT schedules are for programs without one")

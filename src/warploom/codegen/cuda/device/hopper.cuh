@@ -213,6 +213,11 @@ DEVICE void store_16_bytes(void* to, const unsigned (&w)[4]) {
                ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
+//@ store_pair
+DEVICE void store_pair(float* to, float x, float y) {
+  *reinterpret_cast<float2*>(to) = make_float2(x, y);
+}
+
 //@ copy_16_bytes
 DEVICE void copy_16_bytes(void* to, unsigned from) {
   unsigned w[4];

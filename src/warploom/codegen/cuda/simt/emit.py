@@ -55,6 +55,15 @@ class _Printer:
         self.temporaries = 0
         self.staged = staged_tiles(program, facts.ahead) if schedule.staged else {}
 
+    def _between_grids(self) -> tuple[Sequence[str], Sequence[str]]:
+        """What a block does about other grids before it knows its place, and then: it waits for the
+        previous one where it has one task and has read no number to know it."""
+        launch = self.schedule.launch
+        if not launch.dependent:
+            return (), ()
+        late = not (launch.persistent or self.program.reads)
+        return (BETWEEN_GRIDS[:1], BETWEEN_GRIDS[1:]) if late else (BETWEEN_GRIDS, ())
+
     def source(self) -> CudaSource:
         blocks = self.schedule.cluster
         head, tail = self._tasks()
@@ -63,13 +72,14 @@ class _Printer:
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
+        first, then = self._between_grids()
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *(BETWEEN_GRIDS if self.schedule.launch.dependent else ()),
+            *first,
             *self._positions(),
             *self._cluster(),
             *head,
-            *indent((*declared, *body)),
+            *indent((*then, *declared, *body)),
             *tail,
             *self._last_turn(),
         ]
