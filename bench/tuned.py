@@ -483,7 +483,7 @@ def main() -> None:
         run(args.where, args.out, args.rounds)
     elif args.what == "merge":
         rows = (*read_rows(RESULTS / BESIDE), *read_rows(args.where))
-        merged = {(row.kernel, row.shape, row.dtype): row for row in rows}
+        merged = {(row.kernel, row.shape, row.dtype, *row.baselines): row for row in rows}
         write_rows(RESULTS / BESIDE, [*merged.values()])
     else:
         write(args.check)
