@@ -23,6 +23,7 @@ from bench.attention_cases import (
     CHECKED,
     LENGTHS,
     PACKED,
+    SHORT,
     VARIANTS,
     expected,
     operands,
@@ -244,6 +245,7 @@ def main() -> None:
         if args.stage != "numerics":
             masks = ("causal", "full")
             names += [f"time {d} {m} {n}" for d in (64, 128) for m in masks for n in LENGTHS]
+            names += [f"time {d} {m} {n}" for d in (64, 128) for m, n in SHORT]
             names += [f"packed {d} {m}" for d in (64, 128) for m in ("causal", "causal short")]
             names += ["window 128 causal 8192"]
             names += [f"fp8 {d} {m} {n}" for d in (64, 128) for m in masks for n in LENGTHS]

@@ -33,9 +33,10 @@ from bench.attention_baselines import usable
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
-from warploom.evidence import Evidence, write_rows
+from warploom.evidence import Evidence
 from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
 from warploom.kernels.attention.gradients import kernel, parts
+from warploom.kernels.attention.shares import key_tasks
 
 CLAIM = "attention-backward"
 ORDER = ("q", "k", "v", "do")
@@ -63,8 +64,7 @@ STYLES = {
     "late": Style(late=True, fenced=True),
     "late apart": Style(late=True, fenced=True, apart=True),
     "late taken": Style(late=True, fenced=True, taken=True),
-    "plain taken": Style(taken=True),
-    "ahead taken": Style(ahead=True, taken=True),
+    "ahead": Style(ahead=True, fenced=True),
 }
 Call = Callable[[], Any]
 
@@ -122,7 +122,8 @@ class Case:
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired} {config.band} {config.split} {config.packed}"
+    band = 0 if config.listed else config.band  # kernels of listed tasks are the same for all
+    kind = f"{config.deterministic} {config.listed} {band} {config.packed}"
     style = "".join(str(int(x)) for x in config.written) if part == "main" else ""
     name = f"d{config.head_dim} {mask} {config.group} {config.window} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
@@ -185,6 +186,11 @@ def own_call(
     if config.deterministic and config.sums:
         turns = config.turns_shape(data["lse"].shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
+    if config.listed:
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        batch, kv_heads, keys = data["k"].shape[:3]
+        table = key_tasks(config, batch, kv_heads, rows, keys, sms)
+        arrays["key_tasks"] = torch.from_numpy(table).to(device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {
         part: {spec.name: arrays[spec.name] for spec in one.source.arrays}
@@ -396,14 +402,14 @@ def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there; what is no default has none."""
+    """The rows of sittings, in place of those of their shapes; what is no default has none."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
     seen = {case["name"]: case for path in paths for case in st.read_sitting(path)[1]}
     rows = [row for row in rows if row.kernel == f"{CLAIM} {default(Case(row.shape))}"]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     rows = st.with_note([with_errors(row, seen[row.shape]) for row in rows], note)
-    write_rows(results / "attention_backward.json", rows)
     print(f"{len(rows)} rows from {len(paths)} sittings")
+    kb.put(results / "attention_backward.json", rows)
     for line in short:
         print(f"left out: {line}")
 

@@ -62,6 +62,9 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x128-prefetch-optimistic-split",
         "192x128-prefetch-early-optimistic",
         "192x128-overlap-early-optimistic",
+        "128x128-overlap-early-optimistic",
+        "128x128-prefetch-early-optimistic",
+        "128x64-two-per-sm-serial",
     ),
     "d64 causal": (
         "128x64-two-per-sm-serial",
@@ -208,6 +211,12 @@ PACKED = {  # tokens of the sequences: 49 and 30 thousand together
 }
 JUMP = 17
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
+IMAGES = (197, 577)  # rows of an image of 224 and of 336 pixels in squares of 16 and 14, and one
+PROMPTS = (256, 512)
+SHORT = (  # (mask, rows)
+    *(("full", n) for n in sorted(IMAGES + PROMPTS)),
+    *(("causal", n) for n in PROMPTS),
+)
 
 
 def lengths_of(b: int, rows: int, keys: int) -> list[tuple[int, int]]:

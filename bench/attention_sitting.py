@@ -54,16 +54,13 @@ RESULTS = kb.ROOT / "bench" / "results"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 MASKS = ("full", "causal")
 LATENT = 128  # the head size of values where keys have another one
-IMAGES = (197, 577)  # rows of an image of 224 and of 336 pixels in squares of 16 and 14, and one
-PROMPTS = (256, 512)
 RESHAPED = ("sharp", "rising", "jump")
 WRONG = {"bf16": 0.01, "e4m3": 0.06}  # relative error of our output that fails
 WRONG_THEIRS = {"bf16": 0.02, "e4m3": 0.12}  # and of a baseline's, which then is none
 CASES = (
     *(f"time {d} {m} {n}" for d in (64, 128) for m in MASKS for n in cases.LENGTHS),
     *(f"time {d} {m} {n}" for d in (96, 256) for m in MASKS for n in cases.LENGTHS[:4]),
-    *(f"time {d} full {n}" for d in (64, 128) for n in IMAGES),
-    *(f"time {d} {m} {n}" for d in (64, 128) for m in MASKS for n in PROMPTS),
+    *(f"time {d} {m} {n}" for d in (64, 128) for m, n in cases.SHORT),
     *(f"fp8 {d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
     *(f"fp8 256 {m} {n}" for m in MASKS for n in cases.LENGTHS[:4]),
     *(f"latent 192 {m} {n}" for m in MASKS for n in cases.LENGTHS[::2]),

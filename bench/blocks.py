@@ -33,9 +33,9 @@ WRONG = 3e-2  # relative error in norm of a bf16 step, the weights' gradients ov
 TORCH, FLA = "torch", "torch with flash-linear-attention"
 # By block: its module, class, width and other sizes.
 CASES: dict[str, tuple[str, str, tuple[int, ...]]] = {
-    "Mamba-2": ("mamba2_block", "Mamba2", (1024, 64)),
-    "gated DeltaNet": ("gated_deltanet_block", "GatedDeltaNet", (1024,)),
     "transformer": ("transformer_block", "Transformer", (2048, 5632, 128)),
+    "gated DeltaNet": ("gated_deltanet_block", "GatedDeltaNet", (1024,)),
+    "Mamba-2": ("mamba2_block", "Mamba2", (1024, 64)),
 }
 
 
@@ -61,12 +61,12 @@ def fla_operators(of_torch: Any) -> Any:
     return OfFla()
 
 
-def blocks(name: str) -> dict[str, Any]:
-    """Blocks with the same weights, by who makes their operators."""
+def blocks(name: str, alone: bool) -> dict[str, Any]:
+    """Blocks with the same weights, by who makes their operators; `alone` without FLA's."""
     module_name, kind, sizes = CASES[name]
     module = importlib.import_module(module_name)
     operators = {OURS: module.OfWarploom(), TORCH: module.OfTorch()}
-    if name != "transformer":
+    if name != "transformer" and not alone:
         operators[FLA] = fla_operators(module.OfTorch)
     made = {who: getattr(module, kind)(*sizes, ops).cuda() for who, ops in operators.items()}
     for block in made.values():
@@ -74,11 +74,11 @@ def blocks(name: str) -> dict[str, Any]:
     return made
 
 
-def measured(torch: Any, name: str, rounds: int) -> Evidence:
+def measured(torch: Any, name: str, rounds: int, alone: bool) -> Evidence:
     """The row of a block."""
     shared = importlib.import_module("blocks")
-    made, width = blocks(name), CASES[name][2][0]
-    right = blocks(name)[TORCH].double()
+    made, width = blocks(name, alone), CASES[name][2][0]
+    right = blocks(name, True)[TORCH].double()
     right.load_state_dict(made[TORCH].state_dict())
     x, grad = torch.randn(2, BATCH, ROWS, width, device="cuda").bfloat16()
     short = slice(0, 1), slice(0, shared.SHORT)
@@ -126,13 +126,13 @@ def measured(torch: Any, name: str, rounds: int) -> Evidence:
     )
 
 
-def rows(names: list[str], rounds: int) -> Iterator[Evidence]:
+def rows(names: list[str], rounds: int, alone: bool) -> Iterator[Evidence]:
     """The rows of some blocks; one that fails is named and has none."""
     torch = kb.load_torch()
     torch.manual_seed(0)
     for name in names:
         try:
-            yield measured(torch, name, rounds)
+            yield measured(torch, name, rounds, alone)
         except RuntimeError as error:
             print(f"{name}: {error!r}"[:400], flush=True)
 
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CASES), help="blocks, with commas")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--alone", action="store_true", help="without flash-linear-attention")
     parser.add_argument("--merge", type=Path, nargs="+", help="files of rows")
     args = parser.parse_args()
     if args.merge:
@@ -150,7 +151,7 @@ def main() -> None:
         return
     sys.path.insert(0, str(EXAMPLES))
     found: list[Evidence] = []
-    for row in rows(args.only.split(","), args.rounds):
+    for row in rows(args.only.split(","), args.rounds, args.alone):
         found.append(row)
         write_rows(args.out / "blocks.json", found)
         print(row.kernel, round(row.ours, 3), row.baselines, row.checks, flush=True)

@@ -34,8 +34,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import flashinfer, sitting
 from bench import kernel_bench as kb
-from bench import sitting
 from bench.attention_baselines import usable
 from bench.attention_cases import FA4
 from bench.sitting import CYCLE_FLOPS
@@ -61,6 +61,7 @@ LATENT_RESULTS = RESULTS.with_name("latent_decode.json")
 MACHINE = machine.load("h200")
 BEYOND_L2 = 2e8  # bytes of operands that alternate
 MOST_COPIES = 24
+ANY_PAGE = 64  # tokens of the pages that a dense cache is given as
 ROUNDS = 9
 WRONG, WRONG_NARROW = 6e-3, 0.06  # relative error of a result that fails, of 8 bits
 FORM = r"(dense|ragged|page\d+) (\d+)x(\d+) (\d+)/(\d+) d(\d+)(?: q(\d+))?(?: e4m3)?"
@@ -93,7 +94,7 @@ LATENT = (
     "page64 128x4096 128/1 d576 q2",
     *(f"page64 128x4096 {heads}/1 d576 e4m3" for heads in (128, 16)),
 )
-CASES = tuple(dict.fromkeys(FIRST + NARROW + LATENT + OTHER))
+CASES = tuple(dict.fromkeys(FIRST + LATENT + NARROW + OTHER))
 # By FlashMLA's README, of its dense bf16 kernel on an H800: not to be put in ratios.
 PUBLISHED = "FlashMLA 660 TFLOP/s compute-bound, 3 TB/s memory-bound (H800)"
 Call = Callable[[], Any]
@@ -277,8 +278,32 @@ def latent_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str
     return {"torch SDPA": made(attention), "torch products": made(products)}
 
 
+def in_pages(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
+    """FlashInfer on the case's pages, or on the dense caches as pages in order."""
+    batch, keys, _, _, _, queries = case.sizes
+    made: dict[int, Call] = {}
+    turn = itertools.cycle(range(len(sets)))
+
+    def planned_for(one: dict[str, Any]) -> Call:
+        caches, table = [one.get(f"pages of {x}", one[x]) for x in case.caches], one.get("table")
+        if table is None:
+            caches = [c.flatten(0, 1).unflatten(0, (-1, ANY_PAGE)) for c in caches]
+            table = torch.arange(batch * keys // ANY_PAGE, device="cuda").view(batch, -1)
+        rest = (table, [queries] * batch, one["lengths"].tolist(), case.config.causal)
+        q = one["q"].flatten(0, 1)
+        return flashinfer.paged(torch, q, caches[0], caches[1], *rest)
+
+    def call() -> Any:
+        number = next(turn)
+        if number not in made:
+            made[number] = planned_for(sets[number])
+        return made[number]().unflatten(0, (batch, queries))
+
+    return {flashinfer.NAME: call}
+
+
 def library_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
-    """torch's attention by cuDNN and FlashAttention-2, and FlashAttention-4."""
+    """torch's attention by cuDNN and FlashAttention-2, FlashAttention-4 and FlashInfer."""
     if case.latent:
         return latent_calls(torch, case, sets)
     nn, causal = torch.nn.attention, case.config.causal
@@ -324,6 +349,7 @@ def library_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[st
         "cuDNN": attention(backends.CUDNN_ATTENTION),
         "FlashAttention-2": attention(backends.FLASH_ATTENTION),
         FA4: four(),
+        **in_pages(torch, case, sets),
     }
 
 

@@ -1,7 +1,7 @@
 """Claim `attention-backward-numerics`: errors of attention's gradients against float64.
 
     python -m bench.gradient_numerics run --out DIR [--only "128 causal"]   on the GPU machine
-    python -m bench.gradient_numerics merge FILE...     rows into bench/results/numerics.json
+    python -m bench.gradient_numerics merge FILE...     rows into bench/results
 
 A row is a head size and mask on one pattern of inputs (`bench.kernel_numerics`), for all that a
 user calls, forward and backward: ours and FlashAttention-4's by autograd, each from its own output.
@@ -21,10 +21,11 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench.attention_cases import FA4
-from bench.kernel_numerics import ATTENTION_SHAPE, RESULTS, SHAPES, attention_patterns, measure
+from bench.kernel_numerics import ATTENTION_SHAPE, SHAPES, attention_patterns, measure
 from warploom.evidence import Evidence, read_rows, write_rows
 
 CLAIM = "attention-backward-numerics"
+RESULTS = kb.ROOT / "bench" / "results" / "attention_backward_numerics.json"
 NAMES = tuple(f"{d} {mask}" for d in (64, 96, 128, 256) for mask in ("full", "causal"))
 CUDNN, OURS = "cuDNN", "ours"
 UNSEEN = "rows that see no key"
@@ -160,8 +161,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.mode == "merge":
         files: list[Path] = args.files
-        kept = [row for row in read_rows(RESULTS) if row.claim != CLAIM]
-        write_rows(RESULTS, kept + [row for path in files for row in read_rows(path)])
+        write_rows(RESULTS, [row for path in files for row in read_rows(path)])
         return
     wished = args.only.split(",")
     results = kb.run_workers(case, args, [n for n in NAMES if any(o in n for o in wished)])

@@ -82,7 +82,12 @@ class Pair:
         for kernel in self.kernels[1:]:
             self.launch(torch, kernel)
         inputs = {x: one for x, one in self.given.items() if x not in NO_INPUTS}
-        return glue.finished(inputs, self.made | glue.shared_sums(inputs, self.made))
+        made = dict(self.made)
+        for x in "qk":
+            if made[f"d{x}"].shape != inputs[x].shape:
+                made[f"d{x}"] = torch.empty_like(inputs[x])
+                glue.add_slots(self.made[f"d{x}"], made[f"d{x}"])
+        return glue.finished(inputs, made)
 
 
 def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int, int]) -> Pair:

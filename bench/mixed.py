@@ -7,8 +7,8 @@
 A case `TOKENSxKEYS+CHUNKxKEYS HEADS/KV_HEADS` has so many sequences of one new token over so many
 keys each, and one of a chunk of new tokens, the last of its keys, in pages of 16 tokens. Beside
 `attention_mixed` stand `attention_with_kvcache` in two calls, one for the tokens and one for the
-chunk (which somebody must have sorted), and torch's packed attention over the same keys without
-pages.
+chunk (which somebody must have sorted), FlashInfer on the same pages, and torch's packed
+attention over the same keys without pages.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from bench import flashinfer, sitting
 from bench import kernel_bench as kb
-from bench import sitting
 from bench.attention_baselines import usable
 from warploom.autosched.schedules import compiled
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations.torch_program import RUNS, collecting
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy, mixed_tile
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "mixed.json"
@@ -89,10 +90,10 @@ def operands(torch: Any, case: Case, device: str) -> dict[str, Any]:
 
 
 def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
-    """Ours in one call and in two, and torch's."""
+    """Ours in one call and in two, and libraries: FlashInfer on the pages, the others without."""
     mixed = RUNS["warploom::attention_mixed"]
     cached = importlib.import_module("warploom.integrations.torch_decode").attention_with_kvcache
-    few, _, chunk, _, heads, kv_heads = case.sizes
+    few, _, chunk, *_ = case.sizes
     counts = case.counts
     q, k, v, table, lengths = (one[name] for name in ("q", "k", "v", "table", "lengths"))
 
@@ -106,14 +107,25 @@ def calls(torch: Any, case: Case, one: dict[str, Any]) -> dict[str, Call]:
         rest = cached(q[None, few:], k, v, lengths[few:], table[few:], causal=True)
         return torch.cat([tokens[:, 0], rest[0]])
 
-    def torchs() -> Any:
-        varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-        packed = q, one["packed k"], one["packed v"]
-        most = max(counts), max(case.lengths)
-        bounds = one["bounds"], one["key bounds"]
-        return varlen(*packed, *bounds, *most, window_size=(-1, 0), enable_gqa=heads > kv_heads)
+    most = max(counts), max(case.lengths)
+    bounds = one["bounds"], one["key bounds"]
 
-    return {"warploom": together, "two calls": apart, "torch varlen": torchs}
+    def torchs() -> Any:
+        varlen: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen).parameters else {}
+        packed = q, one["packed k"], one["packed v"]
+        return varlen(*packed, *bounds, *most, window_size=(-1, 0), **grouped)
+
+    made: list[Call] = []
+
+    def inferred() -> Any:
+        if not made:
+            batch = (table, counts, case.lengths, True)
+            made.append(flashinfer.paged(torch, q, k, v, *batch))
+        return made[0]()
+
+    libraries = {"torch varlen": torchs, flashinfer.NAME: inferred}
+    return {"warploom": together, "two calls": apart, **libraries}
 
 
 def expected(torch: Any, case: Case, one: dict[str, Any]) -> Any:
@@ -134,7 +146,7 @@ def config_of(case: Case) -> DecodeConfig:
     rows = sum(case.counts) * heads // kv_heads / len(case.counts)
     return DecodeConfig(
         group=heads // kv_heads, causal=True, page=PAGE, split=False, mixed=True,
-        tile=(128 if rows > 64 else 64, 64),
+        tile=mixed_tile(rows),
     )  # fmt: skip
 
 

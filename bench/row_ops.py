@@ -50,7 +50,7 @@ CASES: dict[str, tuple[int, ...]] = {
     "rmsnorm_backward": (*LONG, 1000, 5003),
     "softmax": (*LONG, 5003),
     "softmax_backward": (1024, 4096, 16384, 65536),
-    "cross_entropy": (*LONG, 5003),
+    "cross_entropy": (*LONG, 5003, 32000, 128256),
     "cross_entropy_backward": (4096, 32768, 131072),
     "layernorm": (1024, 4096, 16384, 65536),
     "layernorm_backward": (1024, 4096, 16384, 65536),

@@ -64,7 +64,7 @@ def test_random_programs_read_back_after_every_pass(seed):
 @pytest.mark.parametrize(
     "options",
     [
-        {"pingpong": True, "copies": 2, "early_release": True},
+        {"pingpong": True, "early_release": True},
         {"overlap_next_task": True, "task_rings": {"q_t": 2}, "reverse": ("rows_tile",)},
         {"store_panels": 1, "tile_scheduler": "dynamic", "resident": 2},
     ],

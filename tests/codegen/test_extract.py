@@ -1,4 +1,4 @@
-"""Graphs from programs, solved schedules, copies of tiles, counters: with planted faults."""
+"""Graphs from programs, solved schedules, counters: with planted faults."""
 
 import importlib.util
 from dataclasses import replace
@@ -15,8 +15,6 @@ from warploom.autosched.schedules import Policy, schedule_for
 from warploom.autosched.solve import Search, solve_kernel
 from warploom.codegen.compile.probe import probe, readings
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.ir.block import Pipeline
-from warploom.codegen.ir.copies import expandable, extra_tiles
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -69,18 +67,12 @@ def test_units_of_attention_are_those_of_the_formula():
 
 
 def test_every_pair_of_ops_on_one_tile_is_ordered_by_an_edge():
-    placement, problem = graph_of(attention(AttentionConfig()), "rows")
+    _, problem = graph_of(attention(AttentionConfig()), "rows")
     edges = {(e.src, e.dst, e.distance) for e in problem.graph.edges}
     product = next(n.id for n in problem.graph.nodes if n.op == "mma")
     readers = [dst for src, dst, distance in edges if src == product and distance == 0]
     assert readers
     assert any((reader, product, 1) in edges for reader in readers + [e[1] for e in edges])
-    assert "product" in expandable(placement, placement.program.loops()[0])
-
-
-def test_copies_of_a_carried_tile_are_refused():
-    with pytest.raises(InputError, match="carried from iteration to iteration"):
-        graph_of(gemm(GemmConfig()), "m", copies={"acc": 2})
 
 
 def test_the_solved_gemm_meets_its_bound_and_fills_shared_memory(empty_cache):
@@ -148,7 +140,7 @@ def test_a_solved_attention_agrees_with_the_interpreter(rows, keys, seed):
     agree(program, solved("attention"), arrays, seeds=1)
 
 
-def ahead(schedule, copies):
+def ahead(schedule, **more):
     """Scores start one iteration before their softmax, so two of them live at a time."""
     index, loop = next(iter(schedule.loops.items()))
     interval = loop.initiation_interval
@@ -158,55 +150,16 @@ def ahead(schedule, copies):
         for name, at in loop.time.items()
     }
     release = {name: at + interval for name, at in loop.params["release"].items()}
-    params = {**loop.params, "release": release, "copies": copies}
+    params = {**loop.params, "release": release, **more}
     return replace(schedule, loops={index: replace(loop, time=time, params=params)})
 
 
-def test_a_tile_that_outlives_the_interval_is_refused_without_copies():
+def test_a_tile_that_outlives_the_interval_is_refused():
     program, schedule, _ = programs.attention_case(64, 64, depth=4, pingpong=False)
-    with pytest.raises(InputError, match="give the tile copies"):
-        lower(program, ahead(schedule, {}))
-
-
-def test_two_copies_agree_at_every_trip_count():
-    _, schedule, _ = programs.attention_case(64, 64, depth=4, pingpong=False)
-    for keys in (1, 32, 64, 96, 128, 160, 300):
-        program, _, arrays = programs.attention_case(130, keys, depth=4, pingpong=False)
-        agree(program, ahead(schedule, {"product": 2}), arrays)
-
-
-def test_forgetting_the_copies_is_noticed():
-    program, schedule, arrays = programs.attention_case(130, 300, depth=4, pingpong=False)
-    block = lower(program, ahead(schedule, {"product": 2}))
-    want = interpret(program, arrays)["o"]
-
-    def single(section):
-        return replace(section, copies={}) if isinstance(section, Pipeline) else section
-
-    roles = [replace(role, sections=tuple(map(single, role.sections))) for role in block.roles]
-    broken = replace(block, roles=tuple(roles))
-    found = 0
-    for seed in range(6):
-        try:
-            got = simulate(broken, arrays, seed=seed)["o"]
-            found += not np.array_equal(got, want, equal_nan=True)
-        except CheckFailed:
-            found += 1
-    assert found
-
-
-def test_copies_are_declared_and_code_is_unrolled():
-    config = AttentionConfig(head_dim=64, tile=(128, 64))
-    program = attention(config)
-    plan = LaunchPlan(split="rows", store_panels=1)
-    schedule = schedule_for(program, Policy("overlapped", plan, groups=2, depth=3))
-    text = emit(lower(program, ahead(schedule, {"product": 2}))).text
-    assert "float product_copy1[1][32];" in text
-    assert "i_ += 2" in text
-    assert [v.name for v in extra_tiles(program, {"product": 3})] == [
-        "product_copy1",
-        "product_copy2",
-    ]
+    with pytest.raises(InputError, match="both touch tile product"):
+        lower(program, ahead(schedule))
+    with pytest.raises(InputError, match=r"params\['copies'\] is gone: it was measured and lost"):
+        lower(program, ahead(schedule, copies={"product": 2}))
 
 
 def test_schedules_by_name_and_an_unknown_one():
@@ -232,36 +185,6 @@ def test_counters_surround_the_steady_loop_of_every_group_and_nothing_else():
     assert [x for x in source.text.split("\n") if x not in kept] == []
     (reading,) = readings(loops, [3000, 3, 2000])
     assert (reading.cycles_an_iteration, reading.gigahertz) == (1000.0, 1.5)
-
-
-def broken_edges(graph, schedule):
-    at, interval = schedule.time, schedule.initiation_interval
-    return [
-        edge
-        for edge in graph.edges
-        if at[edge.src] + edge.delay > at[edge.dst] + edge.distance * interval
-    ]
-
-
-def test_the_solver_asks_for_copies_where_lifetimes_do(empty_cache):
-    program, _, _ = programs.attention_case(64, 64, groups=1)
-    plan = LaunchPlan(split="rows")
-    plain, spread = (
-        solve_kernel(program, plan, search=replace(MEASURED, expand=expand))
-        for expand in (False, True)
-    )
-    assert spread.any_loop.initiation_interval < plain.any_loop.initiation_interval
-    copies = spread.any_loop.params["copies"]
-    assert max(copies.values()) == 2
-    for name in copies:  # without any of them a value would be overwritten before its last use
-        fewer = {other: count for other, count in copies.items() if other != name}
-        _, problem = graph_of(program, "rows", 1, copies=fewer)
-        assert broken_edges(problem.graph, spread.any_loop)
-    _, problem = graph_of(program, "rows", 1, copies=copies)
-    assert not broken_edges(problem.graph, spread.any_loop)
-    for keys in (1, 33, 64, 97, 128, 200):
-        program, _, arrays = programs.attention_case(70, keys, groups=1)
-        agree(program, spread, arrays, seeds=2)
 
 
 def test_where_the_high_end_has_no_schedule_the_nominal_costs_are_tried(monkeypatch):

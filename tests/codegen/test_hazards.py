@@ -21,7 +21,6 @@ from warploom.codegen.analysis.hazards import (
     join_read,
     next_iteration,
 )
-from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
 from warploom.codegen.passes.lower import lower
 from warploom.tile import BF16, FP32, Op
@@ -31,7 +30,6 @@ RESULTS, OPERANDS, OTHERS = ("a0", "a1"), ("p0", "p1"), ("x",)
 RINGS = {"q": "sq", "k": "sk"}  # a ring, and the tile in it that a matmul reads
 MATMULS = range(4)
 ALL = (*RESULTS, *OPERANDS, *OTHERS)
-Place = tuple[str, int]
 
 
 def tile(name: str) -> Var:
@@ -40,7 +38,7 @@ def tile(name: str) -> Var:
 
 @st.composite
 def bodies(draw: Any) -> tuple[Effects, list[Step]]:
-    """Some steps of a loop, each of its own stage, and how many copies each tile has."""
+    """Some steps of a loop, each of its own stage."""
     matmuls: dict[int, Op] = {}
     for number in MATMULS:
         result, ring = draw(st.sampled_from(RESULTS)), draw(st.sampled_from(sorted(RINGS)))
@@ -66,24 +64,18 @@ def bodies(draw: Any) -> tuple[Effects, list[Step]]:
         ring: frozenset(n for n, op in matmuls.items() if name in {v.name for v in op.srcs[:2]})
         for ring, name in RINGS.items()
     }
-    # Tiles of one copy are not in the table.
-    drawn = {name: draw(st.integers(1, 3)) for name in ALL}
-    copies = {name: count for name, count in drawn.items() if count > 1}
     placement = SimpleNamespace(fusion=SimpleNamespace(sources=lambda op: op.srcs))
-    return Effects(placement, matmuls, readers, copies), steps  # type: ignore[arg-type]
+    return Effects(placement, matmuls, readers), steps  # type: ignore[arg-type]
 
 
 class Core:
-    """Registers by tile and copy, ring slots by iteration; matmuls finish in the order they begin.
+    """Registers by tile, ring slots by iteration; matmuls finish in the order they begin.
 
     `flying` are (op, iteration it is of): how late each may be is for the waits to say.
     """
 
     def __init__(self, effects: Effects, flying: Iterable[tuple[int, int]] = ()) -> None:
         self.effects, self.flying = effects, list(flying)
-
-    def held(self, name: str, iteration: int) -> Place:
-        return name, iteration % self.effects.copies.get(name, 1)
 
     def clashes(self, step: Step, now: int, left: int) -> bool:
         """Whether `step` may not run while the newest `left` matmuls are unfinished."""
@@ -95,20 +87,16 @@ class Core:
 
     def _clash(self, step: Step, iteration: int, matmul: Op, born: int) -> bool:
         read = [v.name for v in matmul.srcs[:2]]
-        written = self.held(matmul.dst.name, born)  # type: ignore[union-attr]
+        written = matmul.dst.name  # type: ignore[union-attr]
         if isinstance(step, Release):
             return RINGS[step.ring] in read and born <= iteration
         assert isinstance(step, Issue | Run)
         op = step.op
         assert op.dst is not None
         if isinstance(step, Issue):  # the tensor core keeps the order of one accumulator
-            own = {self.held(v.name, iteration) for v in op.srcs[:2] if v.name in ALL}
-            return written in own
-        touched = {self.held(v.name, iteration) for v in op.srcs} | {
-            self.held(op.dst.name, iteration)
-        }
-        registers = {self.held(name, born) for name in read if name in ALL}
-        return written in touched or self.held(op.dst.name, iteration) in registers
+            return written in {v.name for v in op.srcs[:2] if v.name in ALL}
+        touched = {v.name for v in op.srcs} | {op.dst.name}
+        return written in touched or op.dst.name in {name for name in read if name in ALL}
 
     def join(self, count: int) -> list[tuple[int, int]]:
         done = self.flying[: max(0, len(self.flying) - count)]
@@ -128,18 +116,12 @@ def replay(cores: Sequence[Core], steps: Sequence[Step], now: int) -> None:
         assert any(core.clashes(after, now, step.count + 1) for core in cores), (step, after)
         finished = {item for core in cores for item in core.join(step.count)}
         busy = {result(core, item) for core in cores for item in core.flying}
-        lagging = {cores[0].held(*place) for place in named(step, now)}
         ready = {result(cores[0], item) for item in finished} - busy
-        assert lagging == ready, step
+        assert set(step.names) == ready, step
 
 
-def result(core: Core, item: tuple[int, int]) -> Place:
-    return core.held(core.effects.ops[item[0]].dst.name, item[1])  # type: ignore[union-attr]
-
-
-def named(step: Join, now: int) -> list[tuple[str, int]]:
-    """The accumulators that a wait makes readable, and the iteration each is of."""
-    return [(name, now - lag) for name, lag in zip(step.names, step.lags, strict=True)]
+def result(core: Core, item: tuple[int, int]) -> str:
+    return core.effects.ops[item[0]].dst.name  # type: ignore[union-attr]
 
 
 @settings(max_examples=80, deadline=None)
@@ -203,7 +185,7 @@ def test_waits_for_results_and_for_a_number(data: Any, names: frozenset[str], mo
     assert left == {()} and [step.count for step in steps] == [0] * any(queues)
     for step in steps:
         every = {result(way, item) for way in cores(effects, queues, 12) for item in way.flying}
-        assert {Core(effects).held(*place) for place in named(step, 12)} == every
+        assert set(step.names) == every
 
 
 def test_a_wait_for_a_result_is_enough_for_the_queue_that_asks_most() -> None:
@@ -212,7 +194,7 @@ def test_a_wait_for_a_result_is_enough_for_the_queue_that_asks_most() -> None:
         n: Op(n, "mma", tile(name), (tile("p0"), tile("sq"), tile(name)))
         for n, name in enumerate(RESULTS)
     }
-    effects = Effects(SimpleNamespace(), ops, {}, {})  # type: ignore[arg-type]
+    effects = Effects(SimpleNamespace(), ops, {})  # type: ignore[arg-type]
     first, second = Token(0, 0), Token(1, 0)
     (step,), left = join_read(effects, [(first, second), (first,)], frozenset(RESULTS[:1]))
     assert step.count == 0 and left == {()}
@@ -221,8 +203,8 @@ def test_a_wait_for_a_result_is_enough_for_the_queue_that_asks_most() -> None:
 
 
 def test_what_a_role_touches_is_what_its_program_says() -> None:
-    """Which matmuls read a ring, by the loads that fill it; how many copies a tile has."""
-    program, schedule = tiny_case(True, copies=2)
+    """Which matmuls read a ring, by the loads that fill it."""
+    program, schedule = tiny_case(True)
     block = lower(program, schedule)
     filled = {
         ring.name: {load.dst.name for part in ring.buffers for load in part.loads if load.dst}
@@ -238,6 +220,3 @@ def test_what_a_role_touches_is_what_its_program_says() -> None:
                 if op.kind == "mma" and tiles & {v.name for v in op.srcs[:2]}
             }
             assert effects.readers[name] == readers
-        loops = [part for part in role.sections if isinstance(part, Pipeline)]
-        assert dict(effects.copies) == {k: n for part in loops for k, n in part.copies.items()}
-    assert any(effects_of(block, role).copies for role in block.roles)

@@ -267,9 +267,6 @@ STEPS = {
     "a sum is not zeroed": (r" +Run fill.0\n", "", "every op is there once"),
     "a sum goes on from the task before": (
         r"( +Run fill.0\n)(.*)( +Run store.18\n)", r"\2\3\1", "the program's meaning"),
-    "two sums by turns": (
-        r"(straight\n +Wait q\n +loop i, 1 started ahead\n)", r"\1 copies: acc x2\n",
-        "the program's meaning"),
     "a block is added twice": (r"( +Run add.12 .*?\n)", r"\1\1", "every op is there once"),
     "the last block is left out": (
         r"(epilogue 0.*?) +Run add.12 \(iteration -1\)\n", r"\1", "the program's meaning"),

@@ -7,7 +7,6 @@ from textwrap import dedent, indent
 import pytest
 from tests.codegen.tiny_program import tiny_case, tiny_program
 
-from warploom.codegen.ir.copies import extra_tiles, names_at, rename, unroll_of
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.oracle.localise import localise
@@ -264,35 +263,26 @@ def test_a_turn_ends_with_the_first_step_that_is_no_part_of_it():
 def test_matmuls_are_joined_as_late_as_possible():
     loop = """
         loop i, 1 started ahead
-          {copies}steady
+          steady
             Issue mma.3
             Issue mma.9 (iteration -1)
             Run exp2.6
             Release k
             Run cast.7
         """
+    # cast.7 writes what mma.9 reads.
     want = """
         loop i, 1 started ahead
-          {copies}steady
+          steady
             Issue mma.3
             Issue mma.9 (iteration -1)
             Join <= 1: product
             Run exp2.6
             Release k
-            {first}
-            {second}
+            Join <= 0: acc
+            Run cast.7
         """
-    # cast.7 writes what mma.9 reads. With two copies that is another tile, and only the end of the
-    # loop waits, over which ptxas follows no matmul whose result an op reads.
-    cast, join = "Run cast.7", "Join <= 0: acc"
-    one, two = (
-        loop.replace("{copies}", ""),
-        loop.replace("{copies}", "copies: exp2_1 x2\n          "),
-    )
-    assert after("joins", lines(one)) == (lines(want.format(copies="", first=join, second=cast)),)
-    assert after("joins", lines(two)) == (
-        lines(want.format(copies="copies: exp2_1 x2\n          ", first=cast, second=join)),
-    )
+    assert after("joins", lines(loop)) == (lines(want),)
     straight = "straight\n  Issue mma.3\n  Run fill.1\n"
     assert after("joins", straight) == (straight + "  Join <= 0: product\n",)
 
@@ -371,19 +361,6 @@ def test_the_first_matmul_of_the_next_task_moves_before_the_stores():
     found = after("overlap_next_task", lines(group), launch=', "overlap_next_task": true')
     assert found == (lines(want),)
     assert after("overlap_next_task", lines(group)) == (lines(group),)
-
-
-def test_copies_rename_what_an_iteration_touches():
-    program = tiny_program()
-    cast, matmul = (op for op in program.ops() if op.label in ("cast.7", "mma.9"))
-    copies = {"exp2_1": 2, "product": 3}
-    assert unroll_of(copies) == 6
-    assert str(rename(cast, names_at(copies, 3))).startswith("exp2_1_copy1: ")
-    assert str(rename(matmul, names_at(copies, 3))).endswith("mma exp2_1_copy1, v_t, acc")
-    assert rename(matmul, names_at(copies, 2)) == matmul
-    assert [v.name for v in extra_tiles(program, copies)] == [
-        "exp2_1_copy1", "product_copy1", "product_copy2"
-    ]  # fmt: skip
 
 
 def test_an_op_of_a_group_is_cut_to_its_rows():

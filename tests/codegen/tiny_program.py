@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
-from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 
 
@@ -29,25 +28,9 @@ def tiny_program():
     return t.trace(_body, arrays | {"o": t.array(t.FP32, "rows out")}, name="tiny")
 
 
-def tiny_case(pingpong=False, copies=1, **options):
+def tiny_case(pingpong=False, **options):
     """(program, schedule): two groups, and one iteration started ahead."""
     program = tiny_program()
     plan = LaunchPlan(split="rows", **options)
     policy = Policy("pingpong" if pingpong else "overlapped", plan, groups=2, depth=2)
-    made = with_copies(program, schedule_for(program, policy), copies)
-    return program, replace(made, name="tiny")
-
-
-def with_copies(program, schedule, count):
-    """The schedule with so many copies of the tile that each loop's last matmul has in registers:
-    the next one is packed while it runs."""
-    if count == 1:
-        return schedule
-    placement = place(program, schedule.launch.split, len(schedule.compute))
-    loops = dict(schedule.loops)
-    for loop in placement.program.loops():
-        left = [op for op in loop.body if isinstance(op, t.Op) and op.kind == "mma"][-1].srcs[0]
-        if not placement.is_shared(left):
-            params = {**loops[loop.index].params, "copies": {left.name: count}}
-            loops[loop.index] = replace(loops[loop.index], params=params)
-    return replace(schedule, loops=loops)
+    return program, replace(schedule_for(program, policy), name="tiny")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-from tests.codegen.tiny_program import with_copies
-
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.autosched.solve import Search, row_axis
@@ -58,14 +56,11 @@ def wild_schedule(
         return schedule_for(program, Policy(order, plan, groups, depth))
     if form == "pairs":
         order = "pingpong" if groups > 1 and draw.random() < 0.5 else "overlapped"
-        copies, order = draw.choice((1, 2)), order + "-early" * (draw.random() < 0.5)
-        made = schedule_for(program, Policy(order, plan, groups, max(2, depth)))
-        return with_copies(program, made, copies)
+        order += "-early" * (draw.random() < 0.5)
+        return schedule_for(program, Policy(order, plan, groups, max(2, depth)))
     if form == "named":
         return schedule_for(program, Policy(draw.choice(NAMED if pairs else NAMED[:4]), plan))
-    search = Search(
-        seconds=draw.choice((0.5, 1.5)), seed=draw.randrange(10), expand=draw.random() < 0.5,
-    )  # fmt: skip
+    search = Search(seconds=draw.choice((0.5, 1.5)), seed=draw.randrange(10))
     return schedule_for(program, Policy("solve", plan, search=search))
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
+from warploom.kernels.recurrent import hedgehog
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.tuned.variant import Variant
-from warploom.tile import FP16, Program, interpret
+from warploom.tile import BF16, FP16, Program, interpret
 
 Values = dict[str, NDArray[Any]]
 
@@ -240,6 +243,27 @@ def state(rows: int, arch: str) -> Case:
     return Case(program, schedule, arrays, bound=0.0, arch=arch, family="state")
 
 
+def recurrence(name: str) -> Case:
+    """Recurrent attention whose last chunk is not whole."""
+    # Not above: these modules take `distance` from this one.
+    made = import_module(f"tests.kernels.test_{'hedgehog' if name == 'hedgehog' else 'recurrent'}")
+    if name == "hedgehog":
+        program, policy = hedgehog.hedgehog(hedgehog.HedgehogConfig(72)), hedgehog.default_policy()
+        arrays = made.case(hedgehog.HedgehogConfig(72), 150, 136)
+    else:
+        config = RECURRENCES[name]
+        program, policy = recurrent(config), default_policy(config)
+        arrays = made.case(config)
+    schedule = schedule_for(program, policy)
+    return Case(program, schedule, arrays, {"scale": 0.1}, family="recurrent")
+
+
+RECURRENCES = {
+    "mamba2": RecurrentConfig("step", softplus=True, skip=True, final=True),
+    "gla": RecurrentConfig("channel", gates=BF16, initial=True),
+    "gated-delta": RecurrentConfig("token", delta=True, final=True),
+    "based": RecurrentConfig("none", taylor=True, key_dim=16),
+}
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -299,10 +323,16 @@ CASES: dict[str, Callable[[], Case]] = {
     "backward-96": lambda: gradients("main", 300, 300, head_dim=96, causal=True),
     "backward-96-finish": lambda: gradients("finish", 300, 300, head_dim=96, causal=True),
     "backward-in-turn": lambda: gradients("main", 600, 600, causal=True, deterministic=True),
-    "backward-dq-alone": lambda: gradients("queries", 300, 300, deterministic=True),
+    "backward-full-in-turn": lambda: gradients("main", 300, 600, deterministic=True),
     **{
         f"backward-256-{part}": lambda part=part: gradients(
             part, 200, 300, head_dim=256, causal=True
+        )
+        for part in ("values", "keys", "queries")
+    },
+    **{
+        f"backward-192-{part}": lambda part=part: gradients(
+            part, 200, 300, head_dim=192, value_dim=128, causal=True
         )
         for part in ("values", "keys", "queries")
     },
@@ -315,6 +345,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "state-wgmma": lambda: state(64, "sm_90a"),
     "state-two-groups": lambda: state(128, "sm_90a"),
     "state-mma": lambda: state(64, "sm_90"),
+    **{
+        f"recurrent-{name}": lambda name=name: recurrence(name)
+        for name in (*RECURRENCES, "hedgehog")
+    },
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
     "exchange-mma": lambda: exchange("sm_90", 1),

@@ -48,6 +48,14 @@ def test_chunks_and_tokens_in_one_launch(sequences):
             assert float((got[rows].double() - want).norm() / want.norm()) < 6e-3
 
 
+def test_caches_may_lie_in_one_with_keys_before_values():
+    arguments, _ = operands(SEQUENCES)
+    q, k, v, *rest = arguments
+    both = torch.cat([k, v], -1).transpose(1, 2).contiguous()  # [pages, kv_heads, page, 2 d]
+    views = both.transpose(1, 2).chunk(2, -1)
+    assert torch.equal(mixed.attention_mixed(q, *views, *rest), mixed.attention_mixed(*arguments))
+
+
 def test_a_graph_follows_what_the_gpu_says_of_the_batch():
     arguments, _ = operands(SEQUENCES)
     mixed.attention_mixed(*arguments)

@@ -150,6 +150,24 @@ def test_flash_attention_in_heads_that_lie_behind_rows():
     assert close(out, want) and close(first, wide.grad, 6e-3) and torch.equal(first, again)
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_gradients_of_attention_with_a_soft_cap(d):
+    q, k, v = (4 * matrix(1, 4, 300, d), matrix(1, 2, 300, d), matrix(1, 2, 300, d))
+    grad = matrix(*q.shape)
+    ours = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = torch_op.attention(*ours, causal=True, softcap=5.0)
+    out.backward(grad)
+    want = [x.double().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(2, 1) for x in want[1:])
+    scores = 5.0 * torch.tanh(want[0] @ keys.mT * d**-0.5 / 5.0)
+    seen = torch.ones(300, 300, dtype=torch.bool, device=q.device).tril()
+    expected = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ values
+    expected.backward(grad.double())
+    assert close(out, expected) and close(torch_op.attention(q, k, v, True, softcap=5.0), expected)
+    for x, y in zip(ours, want, strict=True):
+        assert close(x.grad, y.grad, 1e-2)
+
+
 def test_gradients_are_the_same_where_activations_are_made_again():
     q, k, v = (matrix(2, 2, 300, 64).requires_grad_() for _ in range(3))
     grad = matrix(*q.shape)

@@ -34,17 +34,20 @@ def test_flash_attention_lies_as_rows_and_heads(called):
     (args, options) = called[0]
     assert out.shape == (2, 9, 4, 64)
     assert [x.shape for x in args[:3]] == [(2, 4, 9, 64)] * 3 and args[3:] == (True, 6, 0.5)
-    assert options == {"deterministic": True}
+    assert options == {"deterministic": True, "softcap": 0.0}
     assert all(x._base is not None and x.stride(-1) == 1 for x in args[:3])  # views
 
 
 def test_packed_sequences_keep_their_bounds(called):
     bounds = torch.empty(3, dtype=torch.int32, device="meta")
-    named.flash_attn_varlen_qkvpacked_func(empty(20, 3, 4, 64), bounds, 12, causal=True)
+    named.flash_attn_varlen_qkvpacked_func(
+        empty(20, 3, 4, 64), bounds, 12, causal=True, softcap=30.0
+    )
     (args, options) = called[0]
     assert [x.shape for x in args[:3]] == [(20, 4, 64)] * 3
     assert args[3] is bounds and args[4] is bounds and args[5:] == (12, 12)
-    assert options == {"causal": True, "window": None, "scale": None, "deterministic": False}
+    wanted = {"causal": True, "window": None, "scale": None, "deterministic": False}
+    assert options == wanted | {"softcap": 30.0}
 
 
 def test_torch_has_any_number_of_dimensions_before_heads(called):
@@ -69,7 +72,6 @@ def test_what_no_kernel_does_is_refused(called):
     flash, torchs = named.flash_attn_func, named.scaled_dot_product_attention
     calls = {
         "dropout_p=0.1": lambda: flash(q, k, k, 0.1),
-        "softcap=30.0": lambda: flash(q, k, k, softcap=30.0),
         "alibi_slopes=Tensor": lambda: flash(q, k, k, alibi_slopes=q),
         r"window_size=\(5, 5\)": lambda: flash(q, k, k, window_size=(5, 5)),
         "return_attn_probs": lambda: flash(q, k, k, return_attn_probs=True),

@@ -7,8 +7,10 @@ from numpy.typing import NDArray
 
 from warploom.kernels.attention.backward import LOG2E
 from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.shares import key_tasks
 
 Values = dict[str, NDArray[Any]]
+SMS = 2  # that lists of tasks are made for
 
 
 def gradients(config: BackwardConfig, values: Values) -> Values:
@@ -16,7 +18,10 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     q, k, v, do = (np.asarray(values[name], np.float64) for name in ("q", "k", "v", "do"))
     k, v = (np.repeat(x, config.group, axis=1) for x in (k, v))
     scale = config.scale if config.scale is not None else q.shape[-1] ** -0.5
-    scores = scale * q @ k.swapaxes(-1, -2)
+    scores, slope = scale * q @ k.swapaxes(-1, -2), 1.0
+    if cap := config.softcap:
+        scores = cap * np.tanh(scores / cap)
+        slope = 1.0 - (scores / cap) ** 2
     if config.causal:
         rows, keys = scores.shape[-2:]
         seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
@@ -33,7 +38,7 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
         lse = (np.where(np.isinf(top), 0.0, top) + np.log(total))[..., 0]
     grad = do @ v.swapaxes(-1, -2)
     delta = (do * (weights @ v)).sum(-1)
-    change = weights * (grad - delta[..., None])
+    change = weights * (grad - delta[..., None]) * slope
     shape = (k.shape[0], -1, config.group, k.shape[2])
     return {
         "dq": scale * change @ k,
@@ -106,5 +111,7 @@ def backward_case(
     if not config.long:
         values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
         values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
+    if config.listed:
+        values["key_tasks"] = key_tasks(config, *shapes["k"][:2], rows, keys, SMS)
     values |= {f"d{name}": np.full(shapes[name], np.nan, np.float32) for name in "kv"}
     return values, want

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from warploom.autosched.schedules import compiled
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.emulate.kernel import Library
 from warploom.errors import InputError
@@ -94,6 +95,13 @@ def test_caches_get_what_numpy_says(library, name):
             assert np.abs(got[which] - exact).max() <= rounding * np.abs(exact).max(), which
         untouched = want["v_cache"] == values["v_cache"]
         assert (got["v_cache"] == values["v_cache"])[untouched].all()
+
+
+@pytest.mark.parametrize("cache", [BF16, E4M3])
+@pytest.mark.parametrize("rotary, group", [("halves", 4), ("halves", 16), ("pairs", 1)])
+def test_registers_hold_the_queries_of_a_task(rotary, group, cache):
+    config = AppendConfig(cache=cache, rotary=rotary, group=group, page=16)
+    assert not compiled(append(config), append_schedule(config)).resources.spill_bytes
 
 
 def test_what_is_no_append_is_refused():

@@ -26,11 +26,18 @@ from warploom.tile.interpret import bind
 @given(
     rows=st.integers(1, 90), keys=st.integers(1, 90), causal=st.booleans(),
     window=st.sampled_from([None, 1, 20, 64]), group=st.sampled_from([1, 3]),
-    bq=st.sampled_from([16, 32]), bk=st.sampled_from([16, 48]), seed=st.integers(0, 999),
+    softcap=st.sampled_from([0.0, 1.5]), bq=st.sampled_from([16, 32]), bk=st.sampled_from([16, 48]),
+    seed=st.integers(0, 999),
 )  # fmt: skip
-def test_attention_is_close_to_float64(rows, keys, causal, window, group, bq, bk, seed):
+def test_attention_is_close_to_float64(rows, keys, causal, window, group, softcap, bq, bk, seed):
     config = AttentionConfig(
-        head_dim=16, causal=causal, window=window, group=group, lse=True, tile=(bq, bk)
+        head_dim=16,
+        causal=causal,
+        window=window,
+        group=group,
+        softcap=softcap,
+        lse=True,
+        tile=(bq, bk),
     )
     rng = np.random.default_rng(seed)
     arrays = {

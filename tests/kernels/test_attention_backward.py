@@ -22,6 +22,8 @@ from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.simt.emit import emit_simt
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.codegen.simt.choose import simt
@@ -33,7 +35,7 @@ from warploom.kernels.attention.backward import (
     prepare,
 )
 from warploom.kernels.attention.backward_config import BackwardConfig, Style
-from warploom.kernels.attention.gradients import kernel
+from warploom.kernels.attention.gradients import FRAGMENTS, kernel
 
 # name -> (config, rows, keys, heads)
 CASES = {
@@ -46,6 +48,8 @@ CASES = {
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
     "padded": (BackwardConfig(head_dim=80, causal=True), 100, 200, 1),
     "wide": (BackwardConfig(head_dim=96), 132, 200, 1),
+    "capped": (BackwardConfig(causal=True, softcap=2.0), 200, 140, 1),
+    "capped-64": (BackwardConfig(head_dim=64, causal=True, softcap=2.0, window=90), 140, 200, 1),
 }
 BOUND = 6e-3  # of the largest element: weights and their changes are rounded to 16 bits
 
@@ -98,9 +102,9 @@ def test_interpreter_and_simulator_give_the_gradients(name):
         assert all(distance(got[x], expected[x]) == 0 for x in expected)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_gradients_are_those_of_finite_differences(causal):
-    config = BackwardConfig(head_dim=64, causal=causal)
+@pytest.mark.parametrize(("causal", "softcap"), [(False, 0.0), (True, 0.0), (True, 1.5)])
+def test_the_gradients_are_those_of_finite_differences(causal, softcap):
+    config = BackwardConfig(head_dim=64, causal=causal, softcap=softcap)
     values, want = backward_case(config, 5, 7)
     random, step = np.random.default_rng(1), 1e-5
 
@@ -284,6 +288,13 @@ def test_sums_in_fragments_are_read_in_order():
     arrays = {"dq_sum": sums, "dq": np.full(want["dq"].shape, np.nan)}
     got = emulate.run(library, 0, source, program, arrays)["dq"]
     assert close(got, summed(config, from_fragments(sums), 100))
+
+
+def test_sums_in_fragments_do_not_run_ahead():
+    with pytest.raises(InputError, match="runs ahead, and arrays in fragments"):
+        emit_simt(
+            finish(BackwardConfig()), replace(FRAGMENTS, launch=LaunchPlan(), stages=2), "sm_90a"
+        )
 
 
 def test_other_heads_are_refused():

@@ -1,7 +1,5 @@
 """Gradients of long heads, a pass each, against float64: interpreted and as emitted."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -11,26 +9,25 @@ from tests.lowering import lowered
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
 from warploom.errors import InputError
-from warploom.kernels.attention.backward import backward_policy
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
+from warploom.kernels.attention.shares import key_tasks
 
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(head_dim=256), 70, 150, 1),
     "causal": (BackwardConfig(head_dim=256, causal=True, group=2), 140, 100, 2),
     "values": (BackwardConfig(head_dim=192, value_dim=128, causal=True), 100, 140, 1),
-    "window": (BackwardConfig(head_dim=160, causal=True, window=30), 150, 160, 1),
+    "window": (BackwardConfig(head_dim=160, causal=True, window=30, softcap=2.0), 150, 160, 1),
 }
-SPLIT = (BackwardConfig(head_dim=64, deterministic=True, split=True, group=2), 200, 150, 2)
 GRADIENT = {"values": "dv", "keys": "dk", "queries": "dq"}
 BOUND = 6e-3  # of the largest element
 
 
 def made(name, part):
     """(program, emitted kernel, arrays, the name of its gradient, the gradient)."""
-    config, rows, keys, heads = CASES.get(name, SPLIT)
+    config, rows, keys, heads = CASES[name]
     values, want = backward_case(config, rows, keys, heads=heads)
     values["dq"] = np.full(want["dq"].shape, np.nan)
     program, policy, _ = kernel(config, part)
@@ -42,11 +39,10 @@ def made(name, part):
 @pytest.fixture(scope="module")
 def kernels():
     cases = [made(name, part) for name in CASES for part in GRADIENT]
-    cases.append(made("split", "queries"))
     return emulate.compile_all([case[1] for case in cases], None), cases
 
 
-@pytest.mark.parametrize("number", range(len(CASES) * len(GRADIENT) + 1))
+@pytest.mark.parametrize("number", range(len(CASES) * len(GRADIENT)))
 def test_each_pass_gives_its_gradient(kernels, number):
     library, cases = kernels
     program, source, arrays, name, want = cases[number]
@@ -69,20 +65,48 @@ def test_values_of_another_size_are_refused_where_a_kernel_makes_all_gradients()
         BackwardConfig(head_dim=128, value_dim=64)
 
 
-def test_short_sequences_without_a_causal_mask_have_no_turns():
-    same = BackwardConfig(deterministic=True)
-    assert parts(fitted(same, 4096, 4096)) == ("prepare", "main", "queries")
-    assert parts(fitted(same, 16384, 16384)) == ("prepare", "main", "finish")
-    causal = replace(same, causal=True)
-    assert parts(fitted(causal, 4096, 4096)) == ("prepare", "main", "finish")
-    assert fitted(replace(causal, deterministic=False), 4096, 4100) == replace(
-        causal, deterministic=False, paired=True
-    )
+BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
+    (BackwardConfig(causal=True), 5000): 2,
+    (BackwardConfig(causal=True, group=4), 300): 16,
+    (BackwardConfig(causal=True, group=4), 40000): 0,
+    (BackwardConfig(head_dim=64, causal=True), 40000): 4,
+    (BackwardConfig(deterministic=True), 4096): 8,
+    (BackwardConfig(head_dim=256, causal=True, deterministic=True), 4096): 4,
+    (BackwardConfig(), 4096): 0,
+    (BackwardConfig(causal=True, deterministic=True), 4096): 0,
+    (BackwardConfig(causal=True, window=9), 4096): 4,
+}
 
 
-@pytest.mark.parametrize(("rows", "band"), [(300, 32), (4096, 8), (5000, 4), (40000, 0)])
-def test_bands_of_grouped_heads_have_so_many_rows(rows, band):
-    grouped = BackwardConfig(causal=True, group=4)
-    assert fitted(grouped, rows, rows).band == band
-    assert fitted(replace(grouped, deterministic=True), rows, rows).band == 0
-    assert backward_policy(fitted(grouped, rows, rows)).launch.supergroup == band
+def test_heads_go_out_in_bands():
+    for (config, rows), band in BANDS.items():
+        found = fitted(config, rows, rows)
+        assert found.band == band
+        assert found.listed == (config.causal and config.depth == 128 and not config.deterministic)
+        plan = kernel(found, "keys" if config.long else "main")[1].launch
+        assert plan.supergroup == (0 if found.listed else band)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "group", "window", "batch", "heads", "most"),
+    [
+        (4096, 4096, 1, None, 4, 16, 520),  # of 512 blocks on the mean
+        (4096, 4096, 4, None, 4, 4, 520),
+        (300, 1000, 1, None, 2, 3, 5),  # fewer tasks than SMs: the longest
+        (900, 300, 2, None, 1, 1, 12),
+        (2048, 2048, 1, 500, 2, 16, 40),  # four tasks of 10 blocks at most
+    ],
+)
+def test_lists_hold_every_task_and_give_sms_alike(rows, keys, group, window, batch, heads, most):
+    config = fitted(BackwardConfig(causal=True, group=group, window=window), rows, keys)
+    tasks = key_tasks(config, batch, heads, rows, keys, 132)
+    tiles = -(-keys // 128)
+    known = {(b, h, j) for b in range(batch) for h in range(heads) for j in range(tiles)}
+    real = [tuple(task) for task in tasks.tolist() if task[2] < tiles]
+    assert len(real) == len(known) and set(real) == known and len(tasks) % 132 == 0
+    row, key = np.arange(rows)[:, None] + keys - rows, np.arange(keys)
+    seen = (key <= row) & (key > row - (window or keys))
+    pad = ((0, -rows % 64), (0, -keys % 128))
+    blocks = np.pad(seen, pad).reshape(-(-rows // 64), 64, tiles, 128).any((1, 3)).sum(0)
+    loads = group * np.append(blocks, 0)[tasks[:, 2]].reshape(-1, 132).sum(0)
+    assert loads.max() <= most

@@ -139,5 +139,5 @@ def test_a_table_has_every_tile_once_and_none_for_the_rest():
 
 
 def test_packed_heads_that_are_too_long_are_refused():
-    with pytest.raises(InputError, match="packed heads of 192, split=False: expected heads of up"):
+    with pytest.raises(InputError, match="packed heads of 192: expected heads of up"):
         BackwardConfig(head_dim=192, packed=True)

@@ -9,12 +9,12 @@ from tests.kernels.decode_case import decode_case, joined
 from tests.lowering import lowered
 
 from warploom import tile as t
-from warploom.autosched.schedules import schedule_for
+from warploom.autosched.schedules import compiled, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.kernels.attention.combine import combine
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy, planned
 
 LATENT = DecodeConfig(head_dim=576, value_dim=512)
 # name -> (config, lengths, queries)
@@ -112,3 +112,11 @@ def test_combine_joins_the_parts():
     got = t.interpret(combine(config, 8), {**parts, "o": np.full(shape, np.nan)})
     packed = np.asarray(got["o"]).transpose(0, 2, 1, 3, 4).reshape(want.shape)
     assert np.abs(packed - want).max() < BOUND
+
+
+@pytest.mark.parametrize(("dtype", "page"), [(t.E4M3, None), (t.E4M3, 64), (t.BF16, 64)])
+def test_128_heads_over_one_latent_key_have_the_registers_they_need(dtype, page):
+    asked = DecodeConfig(dtype=dtype, head_dim=576, value_dim=512, group=128, page=page)
+    config = planned(asked, 128, 1, 4096, 132).config
+    assert config.twin and not config.split
+    assert compiled(decode(config), decode_policy(config)).resources.spill_bytes == 0

@@ -301,3 +301,13 @@ def test_bad_configs_are_refused():
 def test_every_form_of_the_program_has_a_schedule_of_its_own(config):
     """What `warploom build gemm --set ...` takes when no variant is named."""
     assert emit(lowered(gemm(config), default_policy(config))).shared_bytes <= 232448
+
+
+@pytest.mark.parametrize("order", ["inflight", "lcsf-behind"])
+def test_an_order_that_would_hang_is_refused(order):
+    """With a matmul in flight its slot is given back behind the next one, which needs another."""
+    program, one = gemm(GemmConfig()), {"a": 1, "b": 1}
+    assert schedule_for(program, Policy(order, depth=2))
+    with pytest.raises(InputError, match="it would hang, as this order waits for a_b before it"):
+        schedule_for(program, Policy(order, slots=one, depth=2))
+    assert schedule_for(program, Policy("multistage", slots=one))

@@ -12,7 +12,7 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.emulate.kernel import Library
 from warploom.errors import InputError
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import FIELDS, DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.tile import interpret
 
@@ -30,14 +30,18 @@ CONFIGS = {
         group=2, head_dim=64, causal=True, page=PAGE, split=False, mixed=True,
         tile=(128, 64), window=50,
     ),
+    "three heads in the room of four": DecodeConfig(
+        group=3, head_dim=64, causal=True, page=PAGE, split=False, mixed=True
+    ),
 }  # fmt: skip
 
 
-def listed(bounds, tokens, group, height):
-    """The list of tasks that the operator makes."""
-    program = task_list(TaskListConfig(height, group, 32))
-    tiles = np.full((len(bounds) - 1 + tokens * group // height, 2), -1, np.int32)
-    return interpret(program, {"bounds": bounds, "tiles": tiles})["tiles"]
+def listed(bounds, lengths, high):
+    """The list of tasks that the operator makes, of so many tokens a tile."""
+    program = task_list(TaskListConfig(high, 32))
+    tiles = np.full((len(lengths) + bounds[-1] // high, FIELDS), -1, np.int32)
+    arrays = {"bounds": bounds, "lengths": np.array(lengths, np.int32), "tiles": tiles}
+    return interpret(program, arrays)["tiles"]
 
 
 def case(config):
@@ -46,7 +50,7 @@ def case(config):
     counts, lengths = (np.array(one) for one in zip(*SEQUENCES, strict=True))
     bounds = np.array([0, *np.cumsum(counts)], np.int32)
     tokens, columns = int(bounds[-1]), -(-int(lengths.max()) // PAGE)
-    q = random.integers(-4, 5, (HEADS, tokens * group, d)) * 0.25
+    q = random.integers(-4, 5, (tokens, HEADS, group, d)) * 0.25
     place = random.permutation(len(counts) * columns + 3)[: len(counts) * columns]
     table = place.reshape(len(counts), columns)
     pages = np.full((2, len(counts) * columns + 3, PAGE, HEADS, d), 50.0)
@@ -55,15 +59,14 @@ def case(config):
         kv = random.integers(-4, 5, (2, HEADS, length, d)) * 0.25
         for n in range(length):
             pages[:, table[s, n // PAGE], n % PAGE] = kv[:, :, n]
-        rows = slice(bounds[s] * group, bounds[s + 1] * group)
+        own = slice(bounds[s], bounds[s + 1])
         for h in range(HEADS):
-            want[h, rows] = attended(config, q[h, rows], *kv[:, h], count)
-    tiles = listed(bounds, tokens, group, config.tile[0])
+            packed = q[own, h].reshape(-1, d)
+            want[own, h] = attended(config, packed, *kv[:, h], count).reshape(-1, group, d)
+    tiles = listed(bounds, lengths, config.tile[0] // config.pitch)
     return {
         "q": q, "k": pages[0], "v": pages[1], "o": np.zeros(q.shape),
-        "lengths": np.array([*lengths, 0], np.int32),
-        "table": table.astype(np.int32),
-        "bounds": np.array([*bounds, bounds[-1]], np.int32), "tiles": tiles,
+        "table": table.astype(np.int32), "tiles": tiles,
     }, want  # fmt: skip
 
 
@@ -84,17 +87,23 @@ def test_every_tile_is_one_task_and_the_others_are_of_nobody():
     random = np.random.default_rng(1)
     for _ in range(20):
         counts = random.integers(0, 300, 7) * random.integers(0, 2, 7)
+        lengths = counts + random.integers(0, 500, 7)
         bounds = np.array([0, *np.cumsum(counts)], np.int32)
-        tasks = listed(bounds, int(bounds[-1]), 4, 64).tolist()
-        want = [[s, i] for s, n in enumerate(counts) for i in range(-(-int(n) * 4 // 64))]
+        tasks = listed(bounds, lengths, 16).tolist()
+        want = [
+            [s, bounds[s] + first, bounds[s + 1], n, lengths[s]]
+            for s, n in enumerate(counts)
+            for first in range(0, int(n), 16)
+        ]
         assert tasks[: len(want)] == want
-        assert all(s == len(counts) for s, _ in tasks[len(want) :])
+        assert all(end == count == keys == 0 for _, _, end, count, keys in tasks[len(want) :])
 
 
 def test_the_emitted_list_of_tasks_is_that_of_the_program():
-    config = TaskListConfig(64, 4, 32)
+    config = TaskListConfig(16, 32)
     program, bounds = task_list(config), np.array([0, 1, 41, 41, 42, 112, 114], np.int32)
-    arrays = {"bounds": bounds, "tiles": np.full((150, 2), -1, np.int32)}
+    arrays = {"bounds": bounds, "lengths": np.array([n for _, n in SEQUENCES], np.int32)}
+    arrays["tiles"] = np.full((150, FIELDS), -1, np.int32)
     found = Library([emit_simt(program, task_list_schedule(config), "sm_90a")]).run(
         0, program, arrays
     )

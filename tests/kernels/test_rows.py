@@ -1,10 +1,13 @@
 """Row operations as emitted for threads, on the emulated machine, against their interpretation."""
 
+import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from bench import row_plans
 from warploom import tile as t
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
@@ -12,19 +15,21 @@ from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.facts import simt_facts
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.emulate.kernel import Library
+from warploom.emulate.report import Fault
 from warploom.errors import InputError, Spills
 from warploom.kernels.rows import choose
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.plans import TABLE, RowPlan, plan_of, read_plans
 from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
-from warploom.tile import BF16, INT32, interpret
+from warploom.tile import BF16, FP32, INT32, interpret
 
 PERSISTENT, AGAIN = LaunchPlan(), frozenset({"again"})
 ALL = frozenset({"bias", "residual"})
 GRID = LaunchPlan(persistent=False)
 
 
-def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64):
-    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned)
+def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64, staged=False):
+    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned, staged)
 
 
 # name: operation, columns, rows, rows a task, options, schedule (None: the chosen one)
@@ -37,6 +42,7 @@ CASES = {
     "a loop ahead": ("rmsnorm_backward", 264, 7, 1, ALL, small(32, 8, stages=3)),
     "a loop ahead in registers": ("rmsnorm_backward", 263, 7, 2, (), small(32, 1, stages=2)),
     "loaded again": ("layernorm_backward", 264, 7, 1, AGAIN, small(32, 8, 2, 2)),
+    "several rows a sum": ("layernorm_backward", 264, 7, 2, AGAIN, small(64, 8, stages=2)),
     "picked": ("cross_entropy", 520, 6, 2, (), small(32, 8, cluster=2)),
     "picked in odd rows": ("cross_entropy", 101, 6, 1, (), None),
     "own class": ("cross_entropy_backward", 520, 6, 1, (), None),
@@ -55,6 +61,15 @@ CASES = {
     "in place": ("cross_entropy_both", 520, 6, 1, (), small(64, 8)),
     "in place over a cluster": ("cross_entropy_both", 520, 6, 1, (), small(32, 8, cluster=2)),
     "one exchange": ("softmax", 1032, 3, 1, (), small(64, 8, cluster=2)),
+    "staged": ("softmax", 1032, 3, 1, (), small(64, 8, cluster=2, staged=True)),
+    "staged, two of them": ("softmax_backward", 520, 5, 2, (), small(32, 8, staged=True)),
+    "staged, unaligned": ("layernorm", 264, 5, 2, ALL, small(32, 4, aligned=False, staged=True)),
+    "staged over a cluster": ("rmsnorm", 2088, 5, 1, ALL, small(64, 8, 4, staged=True)),
+    "staged and drawn": ("rmsnorm", 264, 5, 1, ("residual", "dropout"), small(64, 8, staged=True)),
+    "staged to fp8": ("layernorm", 264, 5, 1, (*ALL, "fp8"), small(64, 8, staged=True)),
+    "staged and picked": ("cross_entropy", 1032, 6, 1, (), small(64, 8, cluster=2, staged=True)),
+    "staged in place": ("cross_entropy_both", 1032, 6, 1, (), small(64, 8, 2, staged=True)),
+    "staged logarithm": ("softmax", 776, 3, 1, ("log",), small(64, 8, staged=True)),
 }
 
 
@@ -97,6 +112,49 @@ def test_the_emitted_code_means_the_program(library, number):
         assert np.allclose(got[name], right, rtol=2**-6, atol=1e-5), name
 
 
+LEFT_OUT = {
+    "the fence behind the barriers": (
+        "fence_barrier_init();\n  }",
+        "}",
+        "nothing orders its mbarrier",
+    ),
+    "the arrival of those who read": ("barrier_arrive_at(bar + 8, lane);", ";", "deadlock"),
+    "a warp's reads before it": ("__syncwarp();\n    if (lane", "if (lane", "race"),
+    "the wait for the other blocks": ("cluster_wait();\n  else", ";\n  else", "nothing orders its"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_an_exchange_of_blocks_without_its_order_is_found(what):
+    program, schedule, sizes = case("tasks ahead")
+    source = emit_simt(program, schedule, "sm_90a")
+    there, instead, message = LEFT_OUT[what]
+    assert there in source.text
+    broken = replace(source, text=source.text.replace(there, instead))
+    values = values_of(program, sizes)
+    with pytest.raises(Fault, match=message):
+        Library([broken]).run(0, program, values, {"eps": 1e-6}, blocks=4)
+
+
+def test_weights_are_no_others_in_a_later_pass():
+    """The largest value is a warp's in the pass of the sum, and the row's in the next one."""
+
+    def body(x, y):
+        (i,) = t.grid(m=t.size("m"))
+        at = t.span(i, 1), t.span(0, 520)
+        tile = t.load(x, *at).cast(t.FP32)
+        weights = t.exp(tile - t.max_along(tile, "n"))
+        t.store(y, *at, tile=(weights * (1.0 / t.sum_along(weights, "n"))).cast(BF16))
+
+    arrays = {name: t.array(BF16, "m n") for name in "xy"}
+    program = t.trace(body, arrays, name="softmax")
+    source = emit_simt(program, small(64, 8, staged=True), "sm_90a")
+    assert "Weighted" in source.text
+    values = values_of(program, {"m": 3, "n": 520})
+    got = Library([source]).run(0, program, values, {}, blocks=4)["y"]
+    assert np.allclose(got, interpret(program, values)["y"], rtol=2**-6, atol=1e-5)
+
+
 def test_rotary_and_sums_on_the_emulated_machine():
     turned, placed = (
         rotary(RowConfig("rotary", 32, 4, options=frozenset({"pairs", "inverse", *more})))
@@ -135,12 +193,65 @@ def test_a_softmax_over_warps_exchanges_once():
         assert text[text.index("extern") :].count("combine_blocks<") == exchanges, name
 
 
+def test_a_plan_is_of_the_nearest_row_that_was_measured():
+    plans, rows = read_plans()
+    fastest = {
+        (r.op, tuple(r.options), r.columns): min(r.measured, key=r.measured.get) for r in rows
+    }
+    for (op, options, columns), name in fastest.items():
+        config = RowConfig(op, columns, options=frozenset(options))
+        assert plan_of(config) == plans[name] == plan_of(replace(config, columns=columns - 8))
+        wide = replace(config, columns=columns // 2, dtype=FP32)
+        assert plan_of(wide) == plans[name]
+    near = plans[fastest["softmax", (), 131072]]
+    assert plan_of(RowConfig("softmax", 131072 + 64)) == near
+    assert plan_of(RowConfig("softmax", 262144)) is plan_of(RowConfig("softmax", 5003)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[plans]", '[plans]\n"mine" = { threads = 64, lanes = 64 }'), "why mine is here"),
+        (('measured = { "held', 'measured = { "un'), "a row tells of un-"),
+        (('source = "NVIDIA', 'source = ""  # '), "of no source"),
+    ],
+)
+def test_a_table_of_plans_is_what_was_measured(tmp_path, change, message):
+    path = tmp_path / "tuned.toml"
+    path.write_text(TABLE.read_text().replace(*change, 1))
+    with pytest.raises(InputError, match=message):
+        read_plans(path)
+
+
+def test_a_table_keeps_few_plans_each_the_best_of_a_row_or_near_it(tmp_path):
+    plans = {
+        name: vars(RowPlan(threads, threads))
+        for name, threads in zip("abc", (64, 128, 256), strict=True)
+    }
+    told = {"plans": plans, "device": "H200", "date": "2026-11-28", "case": "softmax"}
+    times = {4096: (100.0, 100.5, 120.0), 8192: (130.0, 100.0, 120.0)}
+
+    def recorded(times):
+        lines = [
+            told | {"columns": n, "us": dict(zip("abc", us, strict=True))}
+            for n, us in times.items()
+        ]
+        (tmp_path / "run").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        row_plans.record([tmp_path / "run"], tmp_path / "tuned.toml")
+        found, rows = read_plans(tmp_path / "tuned.toml")
+        return set(found), {row.columns: dict(row.measured) for row in rows}
+
+    assert recorded(times) == ({"b"}, {4096: {"b": 100.5}, 8192: {"b": 100.0}})
+    again = recorded({4096: (100.0, 100.5, 50.0)})
+    assert again == ({"b", "c"}, {4096: {"b": 100.5, "c": 50.0}, 8192: {"b": 100.0}})
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("columns", [64, 1000, 5003, 8192, 65536, 131072])
 def test_every_length_has_a_schedule_that_fits(op, columns):
     program, schedule, rows = row_kernel(RowConfig(op, columns))
     simt_facts(program, schedule, "sm_90a")
-    assert schedule.rows >= rows and schedule.vector in (1, 8, 16)
+    assert (schedule.rows >= rows or rows % schedule.rows == 0) and schedule.vector in (1, 8, 16)
 
 
 def test_a_cluster_does_not_move_elements_between_columns():
@@ -269,8 +380,8 @@ def test_a_block_of_one_task_asks_for_its_rows_at_once():
     [("cross_entropy", 2, 1), ("softmax", 1, 0), ("rmsnorm", 2, 0), ("rmsnorm_backward", 0, 0)],
 )
 def test_which_loads_stay_in_place_and_which_pass_by_l1(op, early, once):
-    program, schedule, _ = row_kernel(RowConfig(op, 4096))
-    facts = simt_facts(program, schedule, "sm_90a")
+    program = row_program(RowConfig(op, 4096))
+    facts = simt_facts(program, replace(simt(program), aligned=True), "sm_90a")
     assert (len(facts.early), len(facts.early & facts.once)) == (early, once)
 
 
@@ -284,6 +395,7 @@ def test_a_kernel_that_spills_gets_more_registers_then_more_threads(monkeypatch)
         return schedule
 
     monkeypatch.setattr(choose, "build", build)
+    monkeypatch.setattr(choose, "plan_of", lambda config: None)
     enough = 4
     assert choose.built_rows(RowConfig("softmax", 16384)).threads == 512
     assert tried == [(3, 256), (2, 256), (1, 256), (1, 512)]

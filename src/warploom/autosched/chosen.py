@@ -5,7 +5,6 @@ and their groups disturb each other differently. `perf.replay` sees both. So the
 are compiled, replayed without a GPU, and the fastest is taken:
 
     both ends of the costs   high (with slack for a slower machine) and nominal
-    copies                   tiles with two names (`ir.copies`), if the program has such
     shallow rings            two slots each, for the winner: kept if nothing is lost
 
 An answer that compiles only with a serialised wgmma or a spill is dropped. The cache keeps the
@@ -112,23 +111,15 @@ def _answers(
     say: Callable[[str], None],
 ) -> Iterator[KernelSchedule]:
     for end in dict.fromkeys((asked.cost_end, "nominal")):
-        for expand in dict.fromkeys((asked.expand, True)):
-            other = replace(asked, expand=expand, cost_end=end)
-            try:
-                answer = first
-                if other != asked:
-                    copies = " with copies of tiles" if expand else ""
-                    say(f"solving at the {end} end of the costs{copies}")
-                    answer = solve_kernel(program, launch, gpu, other, registers)
-            except WarploomError:
-                continue  # not every variation of the search has an answer
-            yield answer
-            # Copies shorten what values' lives bound, not what keeps a unit busy all the time.
-            if all(
-                s.initiation_interval <= s.params.get("unit_bound", 0)
-                for s in answer.loops.values()
-            ):
-                break
+        other = replace(asked, cost_end=end)
+        try:
+            answer = first
+            if other != asked:
+                say(f"solving at the {end} end of the costs")
+                answer = solve_kernel(program, launch, gpu, other, registers)
+        except WarploomError:
+            continue  # not every variation of the search has an answer
+        yield answer
 
 
 def _with_least_rings(

@@ -7,6 +7,7 @@ and their group only. Sources: ThunderKittens' load-compute-store-finish templat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -149,7 +150,47 @@ def multistage(
         if last_behind:
             order = _with_last_behind(placement, order, by_label)
         loops[loop.index] = write(placement, loop, own, depth, order, slots=slots)
+        _check_slots(placement, loop, order, _rings(placement, loop, slots), loops[loop.index])
     return loops
+
+
+def _check_slots(
+    placement: Placement,
+    loop: Loop,
+    order: Sequence[tuple[str, int]],
+    rings: Mapping[str, Sequence[str]],
+    schedule: Schedule,
+) -> None:
+    """Raise `InputError` where the kernel would hang: its groups wait for a slot that the producer,
+    which fills the rings in the program's order, fills after one that they give back later."""
+    interval, ops = len(order), _placed(loop, placement)
+    at = {label: stage * interval + place_ for place_, (label, stage) in enumerate(order)}
+    loads = {op.dst.name: op.label for op in loop.body if isinstance(op, Op) and op.dst}
+    depth = {ring: schedule.ring_depth[loads[names[0]]] for ring, names in rings.items()}
+    first = {n: min(at[op.label] for op in _readers(placement, ops, rings[n])) for n in rings}
+    filled_first = list(loads)
+    fills = sorted(rings, key=lambda ring: min(map(filled_first.index, rings[ring])))
+    walked = max(depth.values(), default=0) + 2  # iterations: in so many every ring comes around
+    steps = sorted(
+        (iteration * interval + place_, given, ring)
+        for iteration in range(walked)
+        for ring in rings
+        for given, place_ in ((False, first[ring]), (True, at[f"release {ring}"]))
+    )
+    filled, taken, freed = (Counter[str]() for _ in range(3))
+    waiting = iter(fills * walked)
+    ring = next(waiting, None)
+    for _, given, wanted in steps:
+        while not given and filled[wanted] == taken[wanted]:
+            if ring is None or filled[ring] - freed[ring] == depth[ring]:
+                raise InputError(
+                    f"loop {loop.index} of {placement.program.name}: it would hang, as this order "
+                    f"waits for {wanted} before it gives back a slot of {ring or wanted}, which "
+                    f"has {depth[ring or wanted]}; give it more or take another order"
+                )
+            filled[ring] += 1
+            ring = next(waiting, None)
+        (freed if given else taken)[wanted] += 1
 
 
 def _with_last_behind(

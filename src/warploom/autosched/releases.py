@@ -54,8 +54,7 @@ def _release(
     done = at[last.id] + latency[f"{last.label}/{part}"]
     loads = [load for buffer in ring.buffers for load in buffer.loads if load in loop.body]
     latest = min(times.time[load.label] for load in loads) + ring.depth * interval
-    copies: dict[str, int] = dict(times.params.get("copies", {}))
-    wished = _waited_for(placement, ops, at, last, interval, copies)
+    wished = _waited_for(placement, ops, at, last, interval)
     return wished if done - 1 <= wished <= latest else min(done, latest)
 
 
@@ -65,16 +64,12 @@ def _waited_for(
     at: dict[int, int],
     matmul: Op,
     interval: int,
-    copies: dict[str, int],
 ) -> int:
     """Just before the first op after the matmul that must wait for it; else after the next one."""
-    effects = Effects(placement, {op.id: op for op in ops}, {}, copies)
-    most = max(copies.values(), default=1)
+    effects = Effects(placement, {op.id: op for op in ops}, {})
     moments: list[int] = []
     for op in ops:
-        ahead = max(0, -((at[op.id] - at[matmul.id] - 1) // interval))
-        for later in range(ahead, ahead + most if op is not matmul else 0):
-            if effects.conflicts(start_of(op), Token(matmul.id, later)):
-                moments.append(at[op.id] + later * interval - 1)
-                break
+        later = max(0, -((at[op.id] - at[matmul.id] - 1) // interval))
+        if op is not matmul and effects.conflicts(start_of(op), Token(matmul.id, later)):
+            moments.append(at[op.id] + later * interval - 1)
     return min(moments, default=at[matmul.id] + interval)

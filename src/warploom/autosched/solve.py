@@ -5,7 +5,6 @@
     confirm     a search that shares nothing with the solver's proves the interval again
     deepen      the rings get the shared memory that is left: loads vary more than the model says
     release     a slot goes back where the group waits for its reader anyway, or when that is done
-    copies      a tile gets two copies only if the times need them
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.
@@ -15,16 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from warploom.autosched.depths import deepen
 from warploom.autosched.named import REGISTERS, groups
 from warploom.autosched.releases import releases
 from warploom.codegen.analysis.shared_layout import shared_layout
-from warploom.codegen.ir.copies import expandable
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
@@ -35,7 +32,6 @@ from warploom.perf.extract import Extraction, extract
 from warploom.schedule.check.simulate import verify
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
-from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.refute.refute import confirmed
@@ -55,16 +51,14 @@ class Search:
 
     A schedule for the high end of every cost is legal for all lower values, so it has slack where
     the machine is slower than its table. If there is none, `solve_kernel` tries the nominal costs.
-    `expand` tries two copies of tiles (`ir.copies`), which cost registers, where the interval
-    is longer than the units need. `replayed` compiles several answers and takes the one whose
-    machine code replays fastest (`autosched.chosen`).
+    `replayed` compiles several answers and takes the one whose machine code replays fastest
+    (`autosched.chosen`).
     """
 
     seconds: float = 10.0
     seed: int = 1
     workers: int = 1
     cost_end: str = "high"
-    expand: bool = False
     replayed: bool = False
 
 
@@ -123,11 +117,10 @@ def _extracted(
     table: CostTable,
     fixed: int,
     loop: Loop,
-    copies: Mapping[str, int] | None = None,
 ) -> Extraction:
     # What contention costs was measured between warp groups.
     several = placement.parts > 1
-    return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
+    return extract(placement, loop, table, fixed, plan.skip_unit, crowded=several)
 
 
 def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: str = "") -> Problem:
@@ -200,8 +193,7 @@ def _solved(
     placement = place(program, plan.split, parts)
     program = placement.program
     fixed = fixed_bytes(placement, plan)
-    extracted = partial(_extracted, placement, plan, table, fixed)
-    problems = [extracted(loop) for loop in program.loops()]
+    problems = [_extracted(placement, plan, table, fixed, loop) for loop in program.loops()]
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
     key = _key(problems, plan, search, registers)
@@ -209,17 +201,8 @@ def _solved(
     if (data := read_kept(kept)) is not None:
         return KernelSchedule.from_json(json.loads(data), str(kept))
     answers = {e.loop: _answer(e, search) for e in problems}
-    if search.expand:
-        for number, loop in enumerate(program.loops()):
-            tiles = {name: 2 for name in expandable(placement, loop) if _is_tile(program, name)}
-            problem = extracted(loop, tiles)
-            better = _expanded(problem, answers[loop.index], search)
-            if better is not None:
-                problems[number], answers[loop.index] = problem, better
     answers = {e.loop: _with_bound_checked(e, answers[e.loop], search) for e in problems}
     result = assemble(placement, plan, problems, answers, fixed, registers)
-    for loop in program.loops():
-        result = _with_fewest_copies(result, loop, extracted)
     keep(kept, json.dumps(result.to_json()).encode())
     return result
 
@@ -235,25 +218,6 @@ def _key(
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _is_tile(program: Program, name: str) -> bool:
-    return any(
-        op.dst is not None and op.dst.name == name and len(op.dst.type.axes) == 2
-        for op in program.ops()
-    )
-
-
-def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule | None:
-    """A shorter interval with copies of tiles, if there is one."""
-    least = lower_bounds(problem.graph, problem.target).resource
-    if plain.initiation_interval <= least or not problem.graph.params["copies"]:
-        return None
-    try:
-        found = _answer(problem, search, unroll=2)
-    except CheckFailed:
-        return None
-    return found if found.initiation_interval < plain.initiation_interval else None
-
-
 def _problem(problem: Extraction, search: Search, rules: Rules) -> Problem:
     return Problem(
         problem.graph,
@@ -266,8 +230,8 @@ def _problem(problem: Extraction, search: Search, rules: Rules) -> Problem:
     )
 
 
-def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
-    return solve(_problem(problem, search, Rules(unroll=unroll)))
+def _answer(problem: Extraction, search: Search) -> Schedule:
+    return solve(_problem(problem, search, Rules()))
 
 
 def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -> Schedule:
@@ -327,29 +291,3 @@ def assemble(
         }
         loops[problem.loop] = replace(schedule, params=params)
     return KernelSchedule("solved", loops, plan)
-
-
-def _with_fewest_copies(
-    schedule: KernelSchedule,
-    loop: Loop,
-    extracted: Callable[[Loop, Mapping[str, int]], Extraction],
-) -> KernelSchedule:
-    """The schedule without the copies of tiles that a loop's times do not need: copies take
-    registers."""
-    made = schedule.loops[loop.index]
-    copies = dict(made.params.get("copies", {}))
-    for name in sorted(copies):
-        fewer = {other: count for other, count in copies.items() if other != name}
-        if _keeps(made, extracted(loop, fewer).graph):
-            copies = fewer
-    params = {**made.params, "copies": copies} if "copies" in made.params else made.params
-    return replace(schedule, loops={**schedule.loops, loop.index: replace(made, params=params)})
-
-
-def _keeps(schedule: Schedule, graph: Graph) -> bool:
-    """Whether the times of a schedule keep every edge of a graph."""
-    time, interval = schedule.time, schedule.initiation_interval
-    return all(
-        time[edge.dst] + edge.distance * interval - time[edge.src] >= edge.delay
-        for edge in graph.edges
-    )

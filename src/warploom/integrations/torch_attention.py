@@ -7,7 +7,8 @@ Three kernels one after another (`kernels.attention.backward`), compiled at firs
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from warploom.autosched.schedules import compiled
@@ -20,6 +21,7 @@ from warploom.integrations.torch_program import (
     copyable,
     empty_like,
     form_of,
+    multiprocessors,
     operator,
     refuse_backward,
     steps,
@@ -28,6 +30,7 @@ from warploom.integrations.torch_program import (
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.program import refuse_scale
+from warploom.kernels.attention.shares import key_tasks
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -37,8 +40,8 @@ ATTENTION_TYPES = ("bf16", "fp16")
 ONCE = "take no gradient of a gradient"  # a hint of refusals
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
-    "bool causal=False, int? window=None, float? scale=None, bool deterministic=False) "
-    "-> (Tensor, Tensor, Tensor)"
+    "bool causal=False, int? window=None, float? scale=None, bool deterministic=False, "
+    "float softcap=0.0) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -76,6 +79,7 @@ def config_of(
     window: int | None,
     scale: float | None,
     deterministic: bool,
+    softcap: float,
 ) -> BackwardConfig:
     """The kernels that shapes need; raises `InputError` where there are none."""
     config = BackwardConfig(
@@ -87,6 +91,7 @@ def config_of(
         scale=scale,
         deterministic=deterministic,
         value_dim=value_dim(q, v),
+        softcap=softcap,
     )
     return fitted(config, q.shape[2], k.shape[2])
 
@@ -116,11 +121,29 @@ def launches_of(config: BackwardConfig) -> Launches:
     )
 
 
-def _plan(*args: Any) -> tuple[BackwardConfig, Launches]:
+def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Callable[[], dict[str, Any]]]:
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
     config = config_of(q, k, v, *options)
-    return config, launches_of(config)
+    batch, kv_heads, keys = k.shape[:3]
+    shape, rows, device = list(q.shape), q.shape[2], q.device
+
+    @cache
+    def tasks() -> dict[str, Any]:
+        """The list of tasks on the GPU, made at the first call of these sizes."""
+        if not config.listed:
+            return {}
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                f"attention_backward of q {shape} for the first time while a graph is captured: "
+                "call it once before, so that its list of tasks is on the GPU"
+            )
+        sms = multiprocessors(device.index)
+        table = key_tasks(config, batch, kv_heads, rows, keys, sms)
+        return {"key_tasks": torch.from_numpy(table).to(device)}
+
+    # Kernels of listed tasks are the same for all bands.
+    return config, launches_of(replace(config, band=0) if config.listed else config), tasks
 
 
 def _form(*args: Any) -> tuple[Any, ...]:
@@ -132,15 +155,15 @@ def gradients_like(_: Any, grad: Any, q: Any, k: Any, v: Any, *others: Any) -> t
     return empty_like(q), empty_like(k), empty_like(v)
 
 
-def _fill(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *args: Any) -> None:
+def _fill(plan: Any, made: tuple[Any, ...], *args: Any) -> None:
     grad, q, k, v, out, lse, grad_lse, *_ = args
     if q.numel() == 0 or k.numel() == 0:
         for one in made:
             one.zero_()
         return
-    config, launches = plan
+    config, launches, tasks = plan
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    kept = _between(config, arrays["lse"])
+    kept = _between(config, arrays["lse"]) | tasks()
     after: dict[str, Callable[[], None]] = {}
     if grad_lse is not None:
         # Scores change lse by the weights, and out by the weights times grad v less delta.

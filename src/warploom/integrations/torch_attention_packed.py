@@ -45,11 +45,11 @@ BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_se
 MASKS = "bool causal=False, int? window=None, float? scale=None"
 FORWARD = (
     f"(Tensor q, Tensor k, Tensor v, {BOUNDS}, {MASKS}, bool exact=False, "
-    "bool deterministic=False) -> (Tensor, Tensor)"
+    "float softcap=0.0, bool deterministic=False) -> (Tensor, Tensor)"
 )
 BACKWARD = (
     f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {BOUNDS}, {MASKS}, "
-    "bool deterministic=False) -> (Tensor, Tensor, Tensor)"
+    "bool deterministic=False, float softcap=0.0) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -110,7 +110,7 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
 def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], int], Launches]:
     """(what gives the rows of a tile, the kernel) of a call."""
     _check(q, k, v, *options)
-    cu_q, _, max_q, max_k, causal, window, scale, exact, _ = options
+    cu_q, _, max_q, max_k, causal, window, scale, exact, softcap, _ = options
     base = AttentionConfig(
         dtype=allowed_type(q, "attention_varlen q", ATTENTION_TYPES),
         head_dim=q.shape[2],
@@ -121,6 +121,7 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], i
         scale=scale,
         exact=exact,
         packed=True,
+        softcap=softcap,
     )
     # Sequences as long as the longest, which is all the host knows.
     alike, heads = len(cu_q) - 1, q.shape[1]
@@ -153,7 +154,7 @@ def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options:
 
 def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
     grad, q, k, v, out, _, *options = args
-    causal, window, scale, deterministic = options[4:]
+    causal, window, scale, deterministic, softcap = options[4:]
     _check(q, k, v, *options)
     if {grad.dtype, out.dtype} != {q.dtype} or not grad.shape == out.shape == q.shape:
         raise InputError(
@@ -169,6 +170,7 @@ def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
         scale=scale,
         deterministic=deterministic,
         packed=True,
+        softcap=softcap,
     )
     return config, launches_of(config)
 
@@ -218,7 +220,7 @@ def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *arg
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, max_q, max_k, causal, window, scale, _, ctx.deterministic = inputs
+    *tensors, max_q, max_k, causal, window, scale, _, ctx.softcap, ctx.deterministic = inputs
     ctx.options = (max_q, max_k, causal, window, scale)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
@@ -228,10 +230,11 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradients(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
     q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
     if grad is None:
-        return (None,) * 12
+        return (None,) * 13
     same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
-    found = attention_varlen_backward(grad, q, k, v, out, lse, cu_q, cu_k, *ctx.options, same)
-    return (*found, *(None,) * 9)
+    options = (*ctx.options, same, ctx.softcap)
+    found = attention_varlen_backward(grad, q, k, v, out, lse, cu_q, cu_k, *options)
+    return (*found, *(None,) * 10)
 
 
 attention_varlen_backward = operator(
@@ -263,6 +266,7 @@ def attention_varlen(
     scale: float | None = None,
     exact: bool = False,
     deterministic: bool = False,
+    softcap: float = 0.0,
 ) -> Any:
     """softmax(scale q k^T + mask) v of every sequence, `[tokens, heads, d]`, with gradients.
 
@@ -271,9 +275,8 @@ def attention_varlen(
     right result. Masks are those of `attention`, of each sequence by itself. Raises `InputError`
     for what no kernel takes. Gradients have the same bits in every run where they are
     to be `deterministic`, or under `torch.use_deterministic_algorithms(True)`; they are of heads of
-    up to 128.
+    up to 128. `softcap` is that of `attention`.
     """
     bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return attention_varlen_with_lse(q, k, v, *bounds, causal, window, scale, exact, deterministic)[
-        0
-    ]
+    options = (causal, window, scale, exact, softcap, deterministic)
+    return attention_varlen_with_lse(q, k, v, *bounds, *options)[0]

@@ -9,15 +9,14 @@ captured into a CUDA graph: the number of parts follows from shapes, lengths sta
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from warploom import machine
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     check_devices,
     launch,
+    multiprocessors,
     operator,
     refuse_backward,
     steps,
@@ -33,7 +32,6 @@ from warploom.kernels.attention.decode import (
     decode_policy,
     planned,
 )
-from warploom.kernels.tuned.table import GPU
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -127,14 +125,6 @@ def _check_factors(q: Any, k_cache: Any, factors: dict[str, Any]) -> None:
             f"attention_with_kvcache of {q.dtype} with {sorted(given)}: expected q_descale, "
             f"k_descale and v_descale of fp32 {list(shape)} for {NARROW}, and none for others"
         )
-
-
-@cache
-def multiprocessors(device: int | None) -> int:
-    """SMs of a device; where tensors are on "meta", of the GPU that kernels are tuned for."""
-    if device is None:
-        return machine.load(GPU).integer("sm.count")
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:

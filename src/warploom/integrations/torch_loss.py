@@ -5,7 +5,9 @@
 Rows are taken in chunks. A chunk's logits are a product, which one kernel turns into their
 gradient in place while it gives the losses; two more products take that gradient back to x and to
 the weight, whose gradient is added up in the weight's type. All of it is done forward, so that a
-backward pass only multiplies by the gradient of the loss (the scheme of Liger's fused loss).
+backward pass only multiplies by the gradient of the loss (the scheme of Liger's fused loss), in
+place where the graph is not kept for another one. The products are cuBLAS's: of a few rows, ours
+took up to 1.85 times as long for the weight's gradient (H200, 1024 rows and 128256 classes).
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.integrations.torch_op import gemm_into
 from warploom.integrations.torch_program import check_devices, operator, steps
 from warploom.integrations.torch_rows import cross_entropy, logits_to_gradients, torch
 from warploom.kernels.rows.program import IGNORED
@@ -75,13 +76,13 @@ def _fill(_: None, results: tuple[Any, Any, Any], *args: Any) -> None:
         part = slice(first, min(first + step, count))
         of_x, of_target = rows[part], wanted[part]
         now = logits[: len(of_x)]
-        gemm_into(now, of_x, weight.t())
+        torch.mm(of_x, weight.t(), out=now)
         if not gradients:
             losses[part] = cross_entropy(now, of_target, "none")
             continue
         logits_to_gradients(now, of_target, each[part], losses[part])
-        gemm_into(dx.view(-1, depth)[part], now, weight)
-        gemm_into(dweight, now.t(), of_x, residual=dweight if first else None)
+        torch.mm(now, weight, out=dx.view(-1, depth)[part])
+        torch.addmm(dweight, now.t(), of_x, beta=min(first, 1), out=dweight)
     torch.sum(losses, 0, out=total)
     if share is not None:
         total.mul_(share)
@@ -96,7 +97,10 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
     dx, dweight = ctx.saved_tensors
     if loss is None:
         return (None,) * 6
-    return dx * loss, dweight * loss, None, None, None, None
+    # Where no second backward pass may come, nobody else has them.
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    scaled = [one * loss if kept else one.mul_(loss) for one in (dx, dweight)]
+    return *scaled, None, None, None, None
 
 
 OPERATOR = operator(

@@ -22,7 +22,13 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode import (
+    FIELDS,
+    DecodeConfig,
+    decode,
+    decode_policy,
+    mixed_tile,
+)
 from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
@@ -34,7 +40,6 @@ SCHEMA = (
     "Tensor cu_seqlens_q, float? softmax_scale=None, int? window=None, float softcap=0.0) -> Tensor"
 )
 LEAST_ROOM = 32  # sequences that a list of tasks has room for
-FEW, MANY = 64, 128  # rows of a tile: where sequences have few new tokens, and many
 
 
 def _config(*args: Any) -> DecodeConfig:
@@ -59,7 +64,7 @@ def _config(*args: Any) -> DecodeConfig:
         page=k_cache.shape[1],
         split=False,
         mixed=True,
-        tile=(MANY if rows > FEW else FEW, 64),
+        tile=mixed_tile(rows),
     )
 
 
@@ -83,18 +88,16 @@ def _problem(given: dict[str, Any]) -> str:
     return ""
 
 
-def _tasks(bounds: Any, tokens: int, config: DecodeConfig) -> Any:
-    """`[tasks, 2]`: the sequence and the row tile of every task, for any `bounds: [batch + 1]` of
-    so many tokens; those that are not needed are of a sequence behind the last one."""
-    batch, height = bounds.shape[0] - 1, config.tile[0]
-    room = max(LEAST_ROOM, 1 << (batch - 1).bit_length())
-    own = TaskListConfig(height, config.group, room)
-    most = batch + tokens * config.group // height
-    tiles = torch.empty((most, 2), dtype=torch.int32, device=bounds.device)
+def _tasks(bounds: Any, lengths: Any, tokens: int, config: DecodeConfig) -> Any:
+    """`[tasks, 5]`: what every task is (`attention.tasks`), for any `bounds: [batch + 1]` of so
+    many tokens; those that are not needed have none."""
+    batch, high = lengths.shape[0], config.tile[0] // config.pitch
+    own = TaskListConfig(high, max(LEAST_ROOM, 1 << (batch - 1).bit_length()))
+    tiles = torch.empty((batch + tokens // high, FIELDS), dtype=torch.int32, device=bounds.device)
     launch(
         ("task_list", own),
         lambda: build(task_list(own), task_list_schedule(own)),
-        {"bounds": bounds, "tiles": tiles},
+        {"bounds": bounds, "lengths": lengths, "tiles": tiles},
     )
     return tiles
 
@@ -105,26 +108,16 @@ def _result(config: DecodeConfig, q: Any, *_: Any) -> Any:
 
 def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     q, k_cache, v_cache, lengths, table, bounds, *_ = args
-    tokens, heads, d = q.shape
-    kv_heads = heads // config.group
-    packed = q.view(tokens, kv_heads, config.group, d).transpose(0, 1)
-    rows = packed.reshape(kv_heads, tokens * config.group, d)
-    made = torch.empty_like(rows)
+    heads = (k_cache.shape[2], config.group)
     arrays = {
-        "q": rows,
+        "q": q.unflatten(1, heads),
         "k": k_cache,
         "v": v_cache,
-        # Behind the last sequence there is one without keys and tokens.
-        "lengths": torch.nn.functional.pad(lengths, (0, 1)),
-        "bounds": torch.cat([bounds, bounds[-1:]]),
         "table": table,
-        "tiles": _tasks(bounds, tokens, config),
-        "o": made,
+        "tiles": _tasks(bounds, lengths, q.shape[0], config),
+        "o": out.unflatten(1, heads),
     }
     launch(("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays)
-    out.view(tokens, kv_heads, config.group, d).copy_(
-        made.view(kv_heads, tokens, config.group, d).transpose(0, 1)
-    )
 
 
 _operator = operator(

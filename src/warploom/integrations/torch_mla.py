@@ -17,11 +17,11 @@ from warploom.integrations.torch_decode import (
     all_lengths,
     attend,
     check_splits,
-    multiprocessors,
     problem_of_lengths,
 )
 from warploom.integrations.torch_program import (
     check_devices,
+    multiprocessors,
     operator,
     refuse_backward,
     steps,

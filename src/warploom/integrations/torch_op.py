@@ -48,7 +48,7 @@ GEMM_SCHEMA = (
 )
 ATTENTION_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None, "
-    "bool exact=False, bool batch_invariant=False"
+    "bool exact=False, bool batch_invariant=False, float softcap=0.0"
 )
 NOMINAL_ROWS = 128  # for which the kernel is chosen where it is the same for any number of rows
 
@@ -195,7 +195,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
     def plan(q: Any, k: Any, v: Any, *options: Any) -> Launches:
-        causal, window, scale, exact, batch_invariant, *_ = options
+        causal, window, scale, exact, batch_invariant, softcap, *_ = options
         base = AttentionConfig(
             dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
             head_dim=q.shape[3],
@@ -206,6 +206,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             scale=scale,
             exact=exact,
             value_dim=value_dim(q, v),
+            softcap=softcap,
         )
         rows, keys = q.shape[2], k.shape[2]
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
@@ -231,7 +232,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v, causal, window, scale, _, _, ctx.deterministic = inputs
+    q, k, v, causal, window, scale, _, _, ctx.softcap, ctx.deterministic = inputs
     ctx.causal, ctx.window, ctx.scale = causal, window, scale
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
@@ -240,12 +241,12 @@ def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 9
+        return (None,) * 10
     grad = torch.zeros_like(out) if grad is None else grad
     same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
-    masks = (ctx.causal, ctx.window)
-    found = attention_backward(grad, q, k, v, out, lse, grad_lse, *masks, ctx.scale, same)
-    return (*found, *(None,) * 6)
+    options = (ctx.causal, ctx.window, ctx.scale, same, ctx.softcap)
+    found = attention_backward(grad, q, k, v, out, lse, grad_lse, *options)
+    return (*found, *(None,) * 7)
 
 
 gemm = operator(
@@ -280,6 +281,7 @@ def attention(
     exact: bool = False,
     batch_invariant: bool = False,
     deterministic: bool = False,
+    softcap: float = 0.0,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]`, `k: [batch, kv_heads, keys,
     d]` and `v: [batch, kv_heads, keys, e]`, with e other than d where d is above 128; where a
@@ -288,12 +290,12 @@ def attention(
     Raises `InputError` for what no kernel takes. Gradients have the same bits in every run where
     they are to be `deterministic`, or under `torch.use_deterministic_algorithms(True)`.
     `batch_invariant`: the kernel is chosen for one sequence, so that the bits of o are the same in
-    every batch.
+    every batch. `softcap`: scores become softcap * tanh(score / softcap); 0: they stay.
     """
     if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
-        options = (causal, window, scale, exact, batch_invariant, deterministic)
+        options = (causal, window, scale, exact, batch_invariant, softcap, deterministic)
         return attention_with_lse(q, k, v, *options)[0]
-    return _inference(q, k, v, causal, window, scale, exact, batch_invariant)
+    return _inference(q, k, v, causal, window, scale, exact, batch_invariant, softcap)
 
 
 __all__ = ["attention", "attention_backward", "attention_with_lse", "gemm"]

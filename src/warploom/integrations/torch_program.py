@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from warploom import machine
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
@@ -24,7 +25,7 @@ from warploom.errors import InputError, ToolMissing
 from warploom.integrations.exports.pack import installed
 from warploom.integrations.torch_direct import Signature, direct
 from warploom.kernels.select import select, written
-from warploom.kernels.tuned.table import remember
+from warploom.kernels.tuned.table import GPU, remember
 from warploom.kernels.tuned.variant import Variant
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import ALIGNED, Kernel, Launch
@@ -252,6 +253,14 @@ def operator(
     if backward is not None:
         made.register_autograd(backward, setup_context=context)
     return direct(name, made, signature, run, backward, context, mutates)
+
+
+@cache
+def multiprocessors(device: int | None) -> int:
+    """SMs of a device; where tensors are on "meta", of the GPU that kernels are tuned for."""
+    if device is None:
+        return machine.load(GPU).integer("sm.count")
+    return int(torch_module().cuda.get_device_properties(device).multi_processor_count)
 
 
 def allowed_type(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:

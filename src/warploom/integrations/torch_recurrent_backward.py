@@ -117,7 +117,7 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
         arrays = {name: every[name] for name in backward_arrays(config, part)}
         launch(("backward", part, config), make, arrays, {"scale": args[-1]})
     for name in WRITTEN[:2] if shared else ():
-        _add_slots(kept[name], made[name])
+        add_slots(kept[name], made[name])
 
 
 _operator = operator("warploom::recurrent_backward", SCHEMA, *steps(_plan, _results, _fill))
@@ -148,7 +148,7 @@ def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     return found | ({"initial": made["dinitial"]} if "initial" in tensors else {})
 
 
-def _add_slots(parts: Any, sums: Any) -> None:
+def add_slots(parts: Any, sums: Any) -> None:
     """Add what the slots of a group have, into the tensor like q."""
     count, d = parts.shape[2] // sums.shape[2], sums.shape[3]
     program = slot_sums(count, d)

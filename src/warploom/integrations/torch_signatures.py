@@ -91,14 +91,16 @@ def flash_attn_func(
     """Attention of `q: [batch, rows, heads, d]` and `k, v: [batch, keys, kv_heads, d]`, with
     gradients; the last row sees the last key."""
     name = "flash_attn_func"
-    _refuse(name, dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
+    _refuse(name, dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     _refuse(name, return_attn_probs=return_attn_probs)
     if any(x.dim() != 4 for x in (q, k, v)):
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
         raise InputError(f"{name} of {shapes}: expected [batch, rows, heads, d] each")
     causal, window = _masks(name, causal, window_size)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = attention(q, k, v, causal, window, softmax_scale, deterministic=deterministic)
+    out = attention(
+        *(q, k, v, causal, window, softmax_scale), deterministic=deterministic, softcap=softcap
+    )
     return out.transpose(1, 2)
 
 
@@ -123,7 +125,7 @@ def flash_attn_varlen_func(
     """Attention of packed sequences, `q: [tokens, heads, d]` and `k, v: [tokens, kv_heads, d]`,
     with gradients; the last row of a sequence sees its last key."""
     name = "flash_attn_varlen_func"
-    _refuse(name, dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
+    _refuse(name, dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     _refuse(name, return_attn_probs=return_attn_probs, block_table=block_table)
     causal, window = _masks(name, causal, window_size)
     bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -133,6 +135,7 @@ def flash_attn_varlen_func(
         window=window,
         scale=softmax_scale,
         deterministic=deterministic,
+        softcap=softcap,
     )
 
 

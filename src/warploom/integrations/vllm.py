@@ -1,8 +1,8 @@
 """vLLM's attention by our kernels: a back end that registers itself through vLLM's plug-ins.
 
 vLLM calls `register` of every installed package with an entry point of `vllm.general_plugins`, in
-each of its processes; `--attention-backend CUSTOM` then takes the back end. Written for the
-interface of `vllm.v1.attention.backend`; what it has no kernel for (8-bit caches, other masks than
+each of its processes; `--attention-backend CUSTOM` then takes the back end. Written for
+`vllm.v1.attention.backend` of vLLM 0.33; what it has no kernel for (8-bit caches, other masks than
 causal ones, ALiBi, sinks, latent attention) it refuses in vLLM's own way.
 """
 
@@ -17,6 +17,7 @@ from warploom.errors import InputError
 from warploom.integrations.torch_mixed import attention_mixed
 from warploom.kernels.attention.decode import HEADS, PAGES
 
+OLDER = ("k and v", "pages", "page", "kv_heads", "d")  # dimensions of a cache before vLLM 0.33
 BACKEND = "warploom.integrations.vllm_backend.WarploomBackend"
 
 
@@ -55,17 +56,24 @@ def batch_of(common: Any) -> Batch:
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer, whose cache is `[2, pages, page, kv_heads, d]`."""
+    """One attention layer."""
 
     scale: float
     window: int | None
     softcap: float
 
     def run(self, q: Any, k: Any, v: Any, caches: Any, batch: Batch, out: Any) -> Any:
-        """Store k and v, `[tokens, kv_heads, d]`, and attend from q into `out: [tokens, ...]`."""
-        k_cache, v_cache = caches.unbind(0)
+        """Store k and v, `[tokens, kv_heads, d]`, and attend from q into `out: [tokens, ...]`.
+
+        `caches` is `[pages, kv_heads, page, 2 d]` with keys before values, in any order of memory,
+        or, as before vLLM 0.33, what `cache_shape` says."""
+        if caches.dim() == len(OLDER):
+            k_cache, v_cache = caches.unbind(0)
+        else:
+            k_cache, v_cache = caches.transpose(1, 2).chunk(2, -1)
+        places = batch.slots // k_cache.shape[1], batch.slots % k_cache.shape[1]
         for new, into in ((k, k_cache), (v, v_cache)):
-            into.flatten(0, 1)[batch.slots] = new[: batch.tokens]
+            into[places] = new[: batch.tokens]
         made = attention_mixed(
             q[: batch.tokens].contiguous(),
             k_cache,
@@ -105,7 +113,7 @@ def layer_of(options: dict[str, Any]) -> Layer:
 
 @cache
 def cache_shape(pages: int, page: int, kv_heads: int, d: int) -> tuple[int, ...]:
-    """Of a layer's cache; raises `InputError` for pages and heads without a kernel."""
+    """`OLDER` of a layer's cache; raises `InputError` for pages and heads without a kernel."""
     if page not in PAGES or d not in HEADS:
         raise InputError(
             f"warploom's vLLM back end: pages of {page} tokens, heads of {d}: expected "

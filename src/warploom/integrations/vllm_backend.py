@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from warploom.integrations.vllm import Batch, batch_of, cache_shape, layer_of
 from warploom.kernels.attention.decode import HEADS, PAGES
 
+HOPPER = 9  # compute capability
 interface: Any = importlib.import_module("vllm.v1.attention.backend")
 
 
@@ -94,15 +95,20 @@ class WarploomBackend(interface.AttentionBackend):
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """Keys and values, each in pages."""
+        """Keys and values, each in pages: asked for before vLLM 0.33."""
         return cache_shape(num_blocks, block_size, num_kv_heads, head_size)
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int]:
-        """Tokens of a page."""
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
+        """Tokens of a page, whatever the cache is."""
         return list(PAGES)
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         """Of keys and values."""
         return list(HEADS)
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        """Hopper."""
+        return bool(capability.major == HOPPER)

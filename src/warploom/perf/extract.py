@@ -9,8 +9,7 @@ Edges, for every register tile v and shared tile s of the loop:
 
     data    the op that wrote v -> each reader, one iteration on where v is carried
     ring    the load of s -> each matmul that reads it, or what turns it for them
-    order   each reader of v -> the next op that writes v, `copies` iterations on where every
-            iteration begins v anew and v has that many copies (modulo variable expansion)
+    order   each reader of v -> the next op that writes v
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from math import ceil, prod
 from warploom.codegen.analysis.instructions import Work, work
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.role_code import Skips, guard_of
-from warploom.codegen.ir.copies import expandable, touches
 from warploom.codegen.ir.memory_order import memory_chains
 from warploom.codegen.ir.place import Placement, contracted
 from warploom.errors import InputError
@@ -58,20 +56,18 @@ def extract(
     loop: Loop,
     costs: CostTable,
     shared_bytes: int = 0,
-    copies: Mapping[str, int] | None = None,
     skip_unit: bool = False,
     crowded: bool = False,
 ) -> Extraction:
     """The graph of one loop and the block it runs on.
 
     shared_bytes    shared memory that other tiles of the block take for good
-    copies          register copies of a tile by variable (default 1), see `expandable`
     skip_unit       as in the launch plan: a product with row factors of 1, and what a condition on
                     rows corrects, cost a test
     crowded         ops as long as they take beside the others (`perf.contend`): what the solver
                     needs; without, as long as alone
     """
-    found = _Extractor(placement, loop, costs, dict(copies or {}), Skips(skip_unit, skip_unit))
+    found = _Extractor(placement, loop, costs, Skips(skip_unit, skip_unit))
     return found.result(shared_bytes, crowded)
 
 
@@ -81,22 +77,15 @@ class _Extractor:
         placement: Placement,
         loop: Loop,
         costs: CostTable,
-        copies: dict[str, int],
         skips: Skips,
     ) -> None:
-        self.placement, self.loop, self.costs, self.copies = placement, loop, costs, copies
+        self.placement, self.loop, self.costs = placement, loop, costs
         self.tiles, self.skips = RegisterTiles(placement), skips
         body = [op for op in loop.body if isinstance(op, Op)]
         if len(body) != len(loop.body):
             raise InputError(f"{loop.where}: a loop inside a scheduled loop cannot be extracted")
         self.loads = [op for op in body if op.dst is not None and placement.is_shared(op.dst)]
         self.ops = [op for op in body if op.id in placement.fusion.kept and op not in self.loads]
-        self.fresh = set(expandable(placement, loop))
-        if odd := sorted(set(copies) - self.fresh):
-            raise InputError(
-                f"loop {loop.index}: tile {odd[0]} is carried from iteration to iteration, so it "
-                f"cannot have copies; {sorted(self.fresh)} can"
-            )
         self.nodes: dict[str, Node] = {}
         self.edges: dict[tuple[str, str, int, str], Edge] = {}
 
@@ -114,7 +103,7 @@ class _Extractor:
             self._rings(part)
             self._registers(part)
         flops = sum(_flops(op) for op in self.ops if op.kind == "mma")
-        params = {"split": self.placement.split, "parts": parts, "copies": self.copies}
+        params = {"split": self.placement.split, "parts": parts}
         graph = Graph(
             f"{self.placement.program.name}.{self.loop.index}",
             tuple(self.nodes.values()),
@@ -299,9 +288,8 @@ class _Extractor:
 
     def _tile_edges(self, name: str, part: int) -> None:
         """Read after write, write after read and write after write of one register tile."""
-        touching = [op for op in self.ops if touches(self.placement, op, name)]
+        touching = [op for op in self.ops if _touches(self.placement, op, name)]
         writers = [op for op in touching if op.dst is not None and op.dst.name == name]
-        turn = self.copies.get(name, 1)
         for op in touching:
             here = f"{op.label}/{part}"
             before = [w for w in writers if w.id < op.id]
@@ -310,7 +298,7 @@ class _Extractor:
                 source = (before or writers)[-1]
                 self._data(f"{source.label}/{part}", here, 0 if before else 1)
             after = [w for w in writers if w.id > op.id]
-            following, distance = (after[0], 0) if after else (writers[0], turn)
+            following, distance = (after[0], 0) if after else (writers[0], 1)
             if following is not op:
                 self._after(here, f"{following.label}/{part}", distance)
 
@@ -346,6 +334,12 @@ class _Extractor:
             return
         delay = node.span if writer.asynchronous else max(1, node.issue)
         self._edge(Edge(first, then, delay, distance, "order"))
+
+
+def _touches(placement: Placement, op: Op, name: str) -> bool:
+    """Whether an op reads or writes a register tile, through what is inlined into it too."""
+    reads = {var.name for var in placement.fusion.sources(op)}
+    return name in reads or (op.dst is not None and op.dst.name == name)
 
 
 def _streams(node: Node) -> bool:

@@ -57,7 +57,7 @@ from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.target import UNIT_TITLES
 from warploom.tile import Program
 
-RULES = 5  # version of the rules: what was concluded from other ones is not used again
+RULES = 6  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.0, 0.15, 0.3, 0.45)  # of the least interval: how late a group begins
 BEYOND = 4  # passes, beyond as many as a ring has slots, that are as long where a walk has settled
@@ -195,10 +195,7 @@ def walked(
     """The walk of every loop with a matmul; raises as `replay` does."""
     loops = steady_loops(kernel)
     for loop in program.loops():
-        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
-        problem = extract(
-            block.placement, loop, table, copies=copies, skip_unit=schedule.launch.skip_unit
-        )
+        problem = extract(block.placement, loop, table, skip_unit=schedule.launch.skip_unit)
         bounds = lower_bounds(problem.graph, problem.target)
         sections = [section_of(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
-from warploom.tile.ir import Array, Op, Span, TileType
+from warploom.tile.ir import Array, Op, Span, TileType, joint_axis
 from warploom.tile.ops import BLOCK, OPS, TAKEN_OFF
 from warploom.tile.typing import quad_places
 
@@ -172,6 +172,10 @@ def parts_of(spans: Sequence[Span]) -> list[tuple[Span, ...]]:
     ]
 
 
+def _sizes(spans: Sequence[Span]) -> tuple[int, ...]:
+    return tuple(span.size for span in spans if span.size is not None)
+
+
 def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
     """The tile a load gives: the array's elements, and the edge value outside of it."""
     assert op.dst is not None and op.array is not None
@@ -183,6 +187,8 @@ def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
         if len(parts) > 1:
             rows = len(tile) // len(parts)
             part = tile[number * rows : (number + 1) * rows]
+        elif joint_axis(spans):
+            part = tile.reshape(_sizes(spans))
         meeting = bounds(op.array, spans, source.shape, symbols)
         if meeting is not None:
             outer, inner = meeting
@@ -203,6 +209,8 @@ def write_tile(
     if meeting is None:
         return
     outer, inner = meeting
+    if joint_axis(op.spans):
+        tile = tile.reshape(_sizes(op.spans))
     if op.kind == "store_add":
         total = round_to(op.array.dtype, target[outer] + tile[inner])
         target[outer] = disturb.result(op, total) if disturb else total

@@ -14,7 +14,7 @@ point of the grid, in any order, run the body from top to bottom. Invariants are
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -112,7 +112,8 @@ class Span:
 
     `axis` is the tile axis the range becomes. From `stop` on a store drops what it is given.
     `others`: a load takes one part of its tile at `start` and one at each of these places, stacked
-    along the tile's first axis.
+    along the tile's first axis. Ranges of several dimensions that name one axis are that axis
+    together, row by row: two of 16 and of 4 elements an axis of 64.
     """
 
     start: Index
@@ -131,6 +132,12 @@ class Span:
         if self.others:
             return f"({', '.join(map(str, self.starts))})"
         return str(self.start) if self.size is None else f"{self.start} +{self.size}{stop}"
+
+
+def joint_axis(spans: Sequence[Span]) -> str:
+    """The tile axis that the ranges of several dimensions become together; "" where none does."""
+    axes = [span.axis for span in spans if span.size is not None]
+    return next((axis for axis in axes if axes.count(axis) > 1), "")
 
 
 @dataclass(frozen=True)

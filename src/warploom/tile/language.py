@@ -32,6 +32,7 @@ def span(start: IndexLike, size: int, axis: str = "", stop: IndexLike | None = N
     """`size` elements from `start` of an array dimension; the tile axis is named after it.
 
     `stop`: a store drops elements from there on; loads take no `stop` (mask what they give).
+    Ranges of several dimensions that name one axis are that axis together, row by row.
     """
     given: Any = size
     if isinstance(given, bool) or not isinstance(given, Integral) or given <= 0:

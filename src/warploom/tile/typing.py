@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from math import prod
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import BOOL, FP8, FP32, HALVES, INT8, INT32, DType
@@ -236,6 +238,12 @@ def span_type(source: Array, spans: Sequence[Span]) -> TileType:
         axes = ((axes[0][0], axes[0][1] * len(stacked[0].starts)), *axes[1:])
     if any(length <= 0 for _, length in axes):
         raise InputError(f"tile of {source.name}: sizes {[n for _, n in axes]} must be positive")
-    if len({name for name, _ in axes}) != len(axes):
-        raise InputError(f"tile of {source.name}: axes {[n for n, _ in axes]} must be distinct")
-    return TileType(source.dtype, axes)
+    names = [name for name, _ in axes]
+    runs = [name for name, _ in groupby(names)]
+    if len(set(runs)) != len(runs) or (stacked and runs != names):
+        raise InputError(
+            f"tile of {source.name}: axes {names}: expected distinct ones, or an axis of ranges "
+            "behind one another that are not stacked"
+        )
+    joined = {name: prod(length for own, length in axes if own == name) for name in runs}
+    return TileType(source.dtype, tuple(joined.items()))

@@ -7,7 +7,7 @@ Under a guard the op would write the values that are already there, or values th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from warploom.codegen.analysis.known import Known
 from warploom.tile import Index
@@ -99,10 +99,3 @@ class Place:
     known: Known = field(default_factory=dict[str, float])
     straight: tuple[int, ...] = ()
     order: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-
-
-def renamed_guard(guard: Guard, names: Mapping[str, str]) -> Guard:
-    """The guard of an op that works on other copies of its tiles."""
-    if isinstance(guard, UnitRows):
-        return replace(guard, factor=names.get(guard.factor, guard.factor))
-    return guard

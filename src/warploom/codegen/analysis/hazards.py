@@ -12,10 +12,10 @@ the largest n that is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from warploom.codegen.ir.block import BlockProgram, Role, Straight
+from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Issue, Join, Meet, Release, Run, Step, Take
 from warploom.tile import Op
@@ -40,16 +40,9 @@ class Effects:
     placement: Placement
     ops: dict[int, Op]
     readers: dict[str, frozenset[int]]  # matmuls that read a ring
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def conflicts(self, step: Step, token: Token) -> bool:
         """Whether `step` must not run while the matmul of `token` is unfinished."""
-        apart = token.age - step.stage
-
-        def same(name: str) -> bool:
-            # A tile with copies is another one in the next iteration.
-            return apart % self.copies.get(name, 1) == 0
-
         started = self.ops[token.op]
         assert started.dst is not None
         if isinstance(step, Release):
@@ -64,11 +57,9 @@ class Effects:
         if isinstance(step, Issue):
             # Matmuls into one accumulator follow each other in the tensor core.
             name = started.dst.name
-            return name in {var.name for var in step.op.srcs[:2]} and same(name)
+            return name in {var.name for var in step.op.srcs[:2]}
         result = started.dst.name
-        touched = result in reads | writes and same(result)
-        operands = {var.name for var in started.srcs[:2]} & writes
-        return touched or any(same(name) for name in operands)
+        return result in reads | writes or bool({var.name for var in started.srcs[:2]} & writes)
 
     def _staged(self, op: Op) -> set[str]:
         """The tiles made in registers that a matmul reads from shared memory."""
@@ -84,11 +75,7 @@ def effects_of(block: BlockProgram, role: Role) -> Effects:
         ring.name: frozenset(op for op, names in read.items() if ring.name in names)
         for ring in block.rings
     }
-    copies: dict[str, int] = {}
-    for section in role.sections:
-        if not isinstance(section, Straight):
-            copies |= section.copies
-    return Effects(block.placement, ops, readers, copies)
+    return Effects(block.placement, ops, readers)
 
 
 def insert_joins(
@@ -110,7 +97,7 @@ def join_all(
 ) -> tuple[tuple[Step, ...], frozenset[Queue]]:
     """Wait for everything that may be unfinished."""
     found = _names(effects, [token for queue in entries for token in queue])
-    steps = (_joined(0, found),) if found else ()
+    steps = (Join(0, found),) if found else ()
     return steps, EMPTY
 
 
@@ -166,22 +153,13 @@ def _join(effects: Effects, step: Step, queues: set[Queue], result: list[Step]) 
 def _wait(effects: Effects, queues: set[Queue], count: int, result: list[Step]) -> set[Queue]:
     done = [token for queue in queues for token in queue[: max(0, len(queue) - count)]]
     left = {queue[max(0, len(queue) - count) :] for queue in queues}
-    busy = set(_names(effects, [token for queue in left for token in queue]))
-    found = [pair for pair in _names(effects, done) if pair not in busy]
-    result.append(_joined(count, found))
+    busy = _names(effects, [token for queue in left for token in queue])
+    found = tuple(name for name in _names(effects, done) if name not in busy)
+    result.append(Join(count, found))
     return left
 
 
-def _joined(count: int, found: Sequence[tuple[str, int]]) -> Join:
-    names, lags = tuple(name for name, _ in found), tuple(lag for _, lag in found)
-    return Join(count, names, lags)
-
-
-def _names(effects: Effects, tokens: Sequence[Token]) -> list[tuple[str, int]]:
-    """The accumulators of matmuls, each once: (name, lag of its copy)."""
-    found: set[tuple[str, int]] = set()
-    for token in tokens:
-        dst = effects.ops[token.op].dst
-        assert dst is not None
-        found.add((dst.name, token.age % effects.copies.get(dst.name, 1)))
-    return sorted(found)
+def _names(effects: Effects, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """The accumulators of matmuls, each once."""
+    found = {dst.name for token in tokens if (dst := effects.ops[token.op].dst) is not None}
+    return tuple(sorted(found))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from warploom.codegen.analysis.multicast import is_multicast
@@ -21,6 +22,7 @@ from warploom.errors import InputError
 from warploom.tile import Op, Program
 from warploom.tile.evaluate import parts_of
 from warploom.tile.index import multiple_of
+from warploom.tile.ir import joint_axis
 
 MULTICASTS = (2, 4, 8)  # blocks of a cluster that one copy can bring a tile to
 MOST_DIMENSIONS = 5  # of a tensor map
@@ -173,9 +175,18 @@ class _Maps:
     def name_of(self, op: Op, rows: int, cols: int, width: int) -> str:
         """The name of the map with that box on the op's array."""
         assert op.array is not None
-        spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
+        sizes = {d: span.size for d, span in enumerate(op.spans) if span.size is not None}
+        spanned, joint = list(sizes), joint_axis(op.spans)
         vector = op.dst is not None and len(op.dst.type.axes) == 1
-        if len(spanned) != 2 - vector or spanned[-1] != len(op.spans) - 1:
+        wanted = 2 - vector
+        if joint:  # one box of all its dimensions
+            wanted += len([span for span in op.spans if span.axis == joint]) - 1
+        if joint and (vector or prod(list(sizes.values())[:-1]) != rows):
+            raise InputError(
+                f"{op.where}: {op.kind} of {op.array}: an axis that several dimensions are is "
+                f"copied in one box of {rows} rows"
+            )
+        if len(spanned) != wanted or spanned[-1] != len(op.spans) - 1:
             raise InputError(
                 f"{op.where}: {op.kind} of {op.array}: TMA tiles span two dimensions, or vectors "
                 "one, the last of them the last of the array"
@@ -186,6 +197,8 @@ class _Maps:
             )
         box = [1] * len(op.spans)
         box[spanned[0]], box[spanned[-1]] = rows, cols
+        if joint:
+            box[: spanned[-1]] = [sizes.get(d, 1) for d in range(spanned[-1])]
         array, written = op.array, op.kind in STORES
         taken = sum(one.array == array.name for one in self.found)
         name = f"{array.name}_map{taken or ''}"

@@ -178,7 +178,7 @@ class _Coder:
             for place, step in enumerate(section.steady)
             if isinstance(step, OpStep)
         }
-        made = (self._unrolled if section.copies else self._rolled)(section, order)
+        made = self._rolled(section, order)
         self.known.clear()
         return LoopCode(
             section,
@@ -196,28 +196,13 @@ class _Coder:
         older = len(steady) - len(prologue[0])
         begins = next((n for n, step in enumerate(steady) if step not in prologue[0]), 0)
         first, rest = steady[:begins], steady[begins + older :]
-        if section.depth > 1 or section.copies or first + rest != prologue[0]:
+        if section.depth > 1 or first + rest != prologue[0]:
             raise InputError(
                 f"rotate_loops: loop {section.loop.index} starts {section.depth} iterations ahead, "
                 "or does steps of older iterations in several places; expected one iteration and "
                 "one place"
             )
         return Rotated(first, steady[begins : begins + older], rest)
-
-    def _unrolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> Iterations:
-        """Unrolled code is straight only in part: nothing is known in it."""
-
-        def alone(steps: Sequence[Step]) -> tuple[Code, ...]:
-            return tuple(self._code(step, Place(order=order)) for step in steps)
-
-        plain = _Joining(self.block)
-        for step, code in zip(section.plain, alone(section.plain), strict=True):
-            plain.add(step, code)
-
-        prologue, epilogue = (
-            tuple(map(alone, one)) for one in (section.prologue, section.epilogue)
-        )
-        return prologue, alone(section.steady), epilogue, tuple(plain.found)
 
     def _rolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> Iterations:
         """What is known before the loop holds in the iteration that is started ahead; the loop may

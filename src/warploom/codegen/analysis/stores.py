@@ -19,6 +19,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import Op
 from warploom.tile.index import multiple_of
+from warploom.tile.ir import joint_axis
 
 QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
 STORES = ("store", "store_add")
@@ -203,7 +204,7 @@ def through_shared(placement: Placement, plan: LaunchPlan, op: Op) -> bool:
     written from registers.
     """
     kind = op.srcs[0].type
-    if plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1:
+    if plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1 or joint_axis(op.spans):
         return False
     return kind.dtype.bytes == 2 or not placement.transposed(kind)
 
@@ -217,7 +218,7 @@ def is_wide(placement: Placement, op: Op) -> bool:
         and op.array is not None
         and len(kind.axes) == 2
         and op.array.dtype.name in PACKED
-        and kind.names == tuple(s.axis for s in op.spans if s.size is not None)
+        and kind.names == tuple(dict.fromkeys(s.axis for s in op.spans if s.size is not None))
         and not placement.transposed(kind)
         and kind.shape[1] >= QUAD_COLUMNS
         and op.spans[-1].stop is None

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from warploom import toolchain
-from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.compile.entry_image import with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
@@ -313,7 +312,7 @@ def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str
     if resources.spill_bytes and "spills" not in allow:
         where, remedy = "", "give its groups more registers, "
         if not source.moves_registers:
-            most = entry_registers(source.threads, arch)
+            most = resources.registers  # what spills has taken all
             where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
         raise Spills(
             f"{name} spills {resources.spill_bytes} B of registers{where}; make its tile smaller, "

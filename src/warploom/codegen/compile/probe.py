@@ -20,8 +20,6 @@ from warploom.errors import InputError
 LOG = "probe_log"
 WORDS = 3  # of the log a loop
 STEADY = re.compile(r"^(\s*)for \(int (\w+) = (.+); \2 < (\w+)_stop; \+\+\2\) \{$")
-# The same with copies of tiles: the counter is declared before and goes up by a whole round.
-ROUNDS = re.compile(r"^(\s*)for \(; (\w+) \+ \d+ < (\w+)_stop; \2 \+= \d+\) \{$")
 LOADER = "one thread starts every copy"
 COMPUTE = "matmuls and everything in registers"
 _HELPER = f"""\
@@ -68,7 +66,7 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
     computing = False
     for number, line in enumerate(lines):
         computing = (computing or COMPUTE in line) and LOADER not in line
-        found = STEADY.match(line) or ROUNDS.match(line)
+        found = STEADY.match(line)
         if found and computing and lines[number - 1].strip() == "#pragma unroll 1":
             margin, loop = found.group(1), found.groups()[-1]
             loops += [loop] * (loop not in loops)
@@ -80,7 +78,8 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
                 pragma,
                 line,
             ]
-            closing.append((margin, _closing(loop, _ran(found, lines[number - 2]), at)))
+            ran = f"{loop}_stop - ({found.group(3)})"
+            closing.append((margin, _closing(loop, ran, at)))
             continue
         result.append(line)
         if closing and line == closing[-1][0] + "}":
@@ -91,15 +90,6 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
     place = next(i for i, line in enumerate(result) if line.startswith('extern "C" __global__'))
     result.insert(place, _HELPER.format(words=WORDS * len(loops)))
     return replace(source, text="\n".join(result)), tuple(loops)
-
-
-def _ran(found: re.Match[str], before: str) -> str:
-    """The iterations that a steady loop ran, as an expression after it."""
-    if found.re is STEADY:
-        return f"{found.group(4)}_stop - ({found.group(3)})"
-    counter = found.group(2)
-    start = before.strip().removeprefix(f"int {counter} = ").removesuffix(";")
-    return f"{counter} - ({start})"
 
 
 def _closing(loop: str, ran: str, at: int) -> list[str]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from warploom.codegen.compile.probe import COMPUTE, LOADER, ROUNDS, STEADY
+from warploom.codegen.compile.probe import COMPUTE, LOADER, STEADY
 from warploom.codegen.ir.source import CudaSource
 from warploom.errors import InputError
 
@@ -58,7 +58,7 @@ def with_stamps(source: CudaSource) -> tuple[CudaSource, tuple[Stamps, ...]]:
     margin, loop, pending, computing = "", "", False, False
     for number, line in enumerate(lines):
         computing = (computing or COMPUTE in line) and LOADER not in line
-        found = STEADY.match(line) or ROUNDS.match(line)
+        found = STEADY.match(line)
         ends = bool(loop) and line == margin + "}"
         step = _STEP.match(line) if loop else None
         if pending and (ends or line.strip().startswith("// ")):

@@ -23,8 +23,7 @@ from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.block import BlockProgram, Pipeline
-from warploom.codegen.ir.copies import extra_tiles
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
@@ -340,13 +339,6 @@ class Printer:
                 continue
             if not self.placement.is_shared(op.dst):
                 found[op.dst.name] = op.dst
-        copies = [
-            extra_tiles(self.program, section.copies)
-            for role in self.block.roles
-            for section in role.sections
-            if isinstance(section, Pipeline)
-        ]
-        found.update({var.name: var for one in copies for var in one})
         return list(found.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from warploom.codegen.analysis.kernel_facts import Ending
@@ -14,7 +14,6 @@ from warploom.codegen.analysis.role_code import (
     Rotated,
     first_step,
 )
-from warploom.codegen.cuda.emit_expand import Emit, Expanded
 from warploom.codegen.cuda.emit_guards import guarded
 from warploom.codegen.cuda.emit_ops import (
     compute_lines,
@@ -35,6 +34,7 @@ from warploom.codegen.ir.block import Pipeline, Role
 from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
+Emit = Callable[[Values, Sequence[Code], str, int], list[str]]
 PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 
 
@@ -87,9 +87,7 @@ class StepCode(StepLines):
             for name in sorted(code.by_iteration)
         ]
         write = partial(self._iteration, role, code)
-        if code.section.copies:
-            lines += Expanded(self.values, code, write).lines()
-        elif code.rotated is not None:
+        if code.rotated is not None:
             lines += self._entered_in_its_middle(role, code, code.rotated)
         elif code.section.depth == 0:
             lines += self._steady(code, write, f"{loop.index}_start")

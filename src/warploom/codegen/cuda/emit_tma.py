@@ -14,7 +14,8 @@ from warploom.tile.evaluate import parts_of
 
 def coordinates(spans: Sequence[Span], names: dict[str, str], row: str, col: str) -> str:
     """The coordinates of a box from (row, col) of a range on, innermost first."""
-    inner = iter([row, col] if sum(span.size is not None for span in spans) > 1 else [col])
+    sized = sum(span.size is not None for span in spans)
+    inner = iter([row, *["0"] * (sized - 2), col] if sized > 1 else [col])
     values: list[str] = []
     for span in spans:
         start = c_index(span.start, names)

@@ -6,6 +6,7 @@ Which thread holds which element is `analysis.register_tiles`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ import numpy as np
 from warploom.codegen.analysis.register_tiles import LANES, PACKED, RegisterTiles
 from warploom.codegen.cuda.names import c_name
 from warploom.errors import InputError
-from warploom.tile import BOOL, INT8, Index, Op, TileType, Var, round_to
+from warploom.tile import BOOL, INT8, Index, Op, Span, TileType, Var, round_to
 
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose", "rename")
@@ -95,6 +96,15 @@ def c_index(value: Index, names: dict[str, str] | None = None) -> str:
     if value.op in ("//", "%") and value.args[0].signed:
         return f"floor_{'div' if value.op == '//' else 'mod'}({left}, {right})"
     return f"({left} {'/' if value.op == '//' else value.op} {right})"
+
+
+def _digit(spans: Sequence[Span], number: int, place: str) -> str:
+    """The place in one range of a place on its axis, which several ranges may be together."""
+    span = spans[number]
+    behind = math.prod(s.size or 1 for s in spans[number + 1 :] if s.axis == span.axis)
+    before = any(s.size is not None and s.axis == span.axis for s in spans[:number])
+    text = place if behind == 1 else f"({place}) / {behind}"
+    return f"({text}) % {span.size}" if before else text
 
 
 def literal(value: float, dtype: str) -> str:
@@ -299,7 +309,9 @@ class Values(RegisterTiles):
         last = len(op.spans) - 1
         for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
             start = c_index(span.start, names)
-            place = start if span.size is None else f"({start} + {inner[span.axis]})"
+            place = start
+            if span.size is not None:
+                place = f"({start} + {_digit(op.spans, number, inner[span.axis])})"
             # As an unsigned number what is negative is past every end.
             below = span.start.signed
             checks.append(

@@ -8,8 +8,8 @@ bring it to the form that runs (loops are `Pipeline`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from warploom.codegen.ir.layout import ALIGNMENT, SharedTile
 from warploom.codegen.ir.place import Placement
@@ -82,14 +82,11 @@ class At:
 class Scheduled:
     """A loop as its schedule has it: the steps of one iteration in program order, each with its
     time. An iteration begins every `interval` cycles, whether the one before has ended or not.
-
-    `copies`: register tiles with several copies, used in turn (`ir.copies`).
     """
 
     loop: Loop
     interval: int
     steps: tuple[At, ...]
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,6 @@ class Pipeline:
 
     With trips > depth - 1: prologue[0..depth-1], then `steady` for each further iteration, then
     epilogue[0..depth-1]. With fewer trips: `plain`, one iteration after the other.
-
-    `copies`: as of `Scheduled`; `plain` uses the first ones only.
 
     A loop with `until` may end earlier for this part: `skip` then runs for each iteration left
     out, and `empty` once more when all of them are.
@@ -116,7 +111,6 @@ class Pipeline:
     skip: tuple[Step, ...] = ()
     empty: tuple[Step, ...] = ()
     none: tuple[Step, ...] = ()
-    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def with_iterations(self, change: Callable[[Sequence[Step]], tuple[Step, ...]]) -> Pipeline:
         """The pipeline with every run of steps that does iterations replaced."""

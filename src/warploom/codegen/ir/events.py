@@ -20,8 +20,7 @@ TASKS = 2
 class Event:
     """A step of an iteration of a task: in loop `loop`, or outside of loops where that is None.
 
-    `ahead`: done ahead of its task; `void`: a matmul whose result nobody may read. `first`: of
-    tiles with copies this one uses the first.
+    `ahead`: done ahead of its task; `void`: a matmul whose result nobody may read.
     """
 
     step: Step
@@ -30,7 +29,6 @@ class Event:
     iteration: int = 0
     ahead: bool = False
     void: bool = False
-    first: bool = False
 
 
 def events(block: BlockProgram, role: Role, trips: int, left: int = 0) -> Iterator[Event]:
@@ -77,4 +75,4 @@ def _task(role: Role, task: int, trips: int, left: int) -> Iterator[Event]:
         parts += [(section.empty, 0)] if left and not trips else []
         for steps, newest in parts:
             for step in steps:
-                yield Event(step, task, loop, newest - step.stage, first=trips < depth)
+                yield Event(step, task, loop, newest - step.stage)

@@ -42,6 +42,7 @@ from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.dtypes import FP8
 from warploom.tile.index import multiple_of
+from warploom.tile.ir import joint_axis
 from warploom.tile.ops import OPS
 from warploom.tile.typing import QUAD_PLACES
 
@@ -381,6 +382,11 @@ def _check_reads(program: Program, shared: Mapping[str, tuple[Op, SharedTile]]) 
             raise InputError(
                 f"{op.where}: {op.kind} at {min(found)}, which an iteration reads: beside matmuls "
                 "only loads that feed a matmul take such numbers, the producer reads them"
+            )
+        if op.kind == "load" and joint_axis(op.spans):
+            raise InputError(
+                f"{op.where}: load of an axis that several dimensions are into registers: only "
+                "loads that feed a matmul have code for it"
             )
         if any(span.others for span in op.spans):
             raise InputError(

@@ -7,7 +7,7 @@ sentence for every fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
@@ -33,7 +33,6 @@ from warploom.codegen.ir.steps import (
 from warploom.tile import Loop, Op
 
 MORE = 2  # iterations beyond those started ahead
-Place = tuple[str, int]  # a tile and which of its copies
 Slot = tuple[str, int]  # a ring and how many of its slots were filled before
 Doing = tuple[str, int, int]  # an op or a tile, its task and its iteration
 
@@ -53,18 +52,6 @@ def _at(role: Role, trips: int, event: Event | None = None) -> str:
     return f"{role.name} with {trips} iterations{step}"
 
 
-def _places(role: Role) -> Callable[[Event, str, int], Place]:
-    """Where a tile lies that an event touches, of the iteration `lag` before its own."""
-    copies = {s.loop.index: s.copies for s in role.sections if isinstance(s, Pipeline)}
-
-    def place(event: Event, name: str, lag: int) -> Place:
-        if event.loop is None or event.first:
-            return name, 0
-        return name, (event.iteration - lag) % copies[event.loop.index].get(name, 1)
-
-    return place
-
-
 def _in_registers(block: BlockProgram, op: Op) -> set[str]:
     return {v.name for v in block.placement.fusion.sources(op) if not block.placement.is_shared(v)}
 
@@ -72,8 +59,8 @@ def _in_registers(block: BlockProgram, op: Op) -> set[str]:
 def meaning(block: BlockProgram) -> Iterator[str]:
     """Every op is done once an iteration, and reads what it reads in the tile program."""
     for role, trips, trace in _traces(block):
-        want = _reads(block, _in_order(block, role, trips), lambda event, name, lag: (name, 0))
-        have = _reads(block, trace, _places(role))
+        want = _reads(block, _in_order(block, role, trips))
+        have = _reads(block, trace)
         for doing in {**want, **have}:
             if have.get(doing) != want.get(doing):
                 label, task, iteration = doing
@@ -100,11 +87,11 @@ def _in_order(block: BlockProgram, role: Role, trips: int) -> Iterator[Event]:
 
 
 def _reads(
-    block: BlockProgram, trace: Iterable[Event], place: Callable[[Event, str, int], Place]
+    block: BlockProgram, trace: Iterable[Event]
 ) -> dict[Doing, list[tuple[str, Doing | None]]]:
     """By what is done: the tiles it reads, each with what wrote it last; twice if done twice."""
     result: dict[Doing, list[tuple[str, Doing | None]]] = {}
-    written: dict[Place, Doing] = {}
+    written: dict[str, Doing] = {}
     for event in trace:
         if not isinstance(event.step, Issue | Run | Take):
             continue
@@ -112,10 +99,10 @@ def _reads(
         doing = (op.label, event.task, event.iteration)
         if not event.void:
             read = [] if isinstance(event.step, Take) else sorted(_in_registers(block, op))
-            found = [(name, written.get(place(event, name, 0))) for name in read]
+            found = [(name, written.get(name)) for name in read]
             result[doing] = [*result.get(doing, []), *found, (op.label, None)]
         if op.dst is not None:
-            written[place(event, op.dst.name, 0)] = ("void", *doing[1:]) if event.void else doing
+            written[op.dst.name] = ("void", *doing[1:]) if event.void else doing
     return result
 
 
@@ -243,33 +230,32 @@ class _Flying:
     """A started matmul."""
 
     label: str
-    result: Place
-    operands: set[Place]
+    result: str
+    operands: set[str]
     slots: set[Slot]
 
 
 def joins(block: BlockProgram) -> Iterator[str]:
     """No step touches what an unfinished matmul reads or writes."""
     for role, trips, trace in _traces(block):
-        filled, place, freed = _Filled(block, trips), _places(role), Counter[str]()
+        filled, freed = _Filled(block, trips), Counter[str]()
         flying: list[_Flying] = []
         for event in trace:
             step = event.step
-            read, written, slot = set[Place](), set[Place](), ("", -1)
+            read, written, slot = set[str](), set[str](), ("", -1)
             if isinstance(step, Join):
                 del flying[: max(0, len(flying) - step.count)]
-                pairs = zip(step.names, step.lags, strict=True)
-                read = {place(event, name, lag) for name, lag in pairs}
+                read = set(step.names)
             elif isinstance(step, Release):
                 slot = step.ring, freed[step.ring]
                 freed[step.ring] += 1
             elif isinstance(step, Take):
-                written = {place(event, step.op.dst.name, 0)} if step.op.dst else set[Place]()
+                written = {step.op.dst.name} if step.op.dst else set[str]()
             elif isinstance(step, Issue | Run):
                 # Matmuls into one accumulator follow each other in the tensor core.
                 sums = {var.name for var in step.op.srcs[2:] if isinstance(step, Issue)}
-                read = {place(event, name, 0) for name in _in_registers(block, step.op) - sums}
-                written = {place(event, var.name, 0) for var in (step.op.dst,) if var is not None}
+                read = _in_registers(block, step.op) - sums
+                written = {var.name for var in (step.op.dst,) if var is not None}
             for one in flying:
                 touched = read if isinstance(step, Issue) else read | written
                 if one.result in touched or one.operands & written or slot in one.slots:

@@ -120,13 +120,10 @@ class Join(_OfGroup):
     """Consumer: wait until at most `count` started matmuls are unfinished."""
 
     count: int = 0
-    # variables whose value becomes readable, and by how many iterations each lags
-    names: tuple[str, ...] = ()
-    lags: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()  # variables whose value becomes readable
 
     def __str__(self) -> str:
-        named = [f"{name}{_lag(lag)}" for name, lag in zip(self.names, self.lags, strict=True)]
-        return f"Join <= {self.count}" + (f": {', '.join(named)}" if named else "")
+        return f"Join <= {self.count}" + (f": {', '.join(self.names)}" if self.names else "")
 
 
 class GroupSync(_OfGroup):

@@ -89,7 +89,6 @@ def _section_lines(section: Section) -> Iterator[str]:
         yield f"loop {section.loop.index}, every {section.interval} cycles"
     else:
         yield f"loop {section.loop.index}, {section.depth} started ahead"
-    yield from (f"  copies: {name} x{count}" for name, count in section.copies.items())
     if isinstance(section, Scheduled):
         yield from (f"  at {at.time}: {at.step}" for at in section.steps)
         return
@@ -184,13 +183,9 @@ class _Reader:
         if index not in self.loops:
             raise _wrong(first, f"the program has no loop {index}; it has {sorted(self.loops)}")
         loop = self.loops[index]
-        several = [line for line in inner if line[1].startswith("copies: ")]
-        named = [_match(line, r"copies: (\S+) x(\d+)") for line in several]
-        copies = {name: int(count) for name, count in named}
-        rest = inner[len(several) :]
         if interval:
-            return Scheduled(loop, int(interval), tuple(map(self._at, rest)), copies)
-        stray, *parts = _split(rest, "prologue ", "epilogue ", *ONCE)
+            return Scheduled(loop, int(interval), tuple(map(self._at, inner)))
+        stray, *parts = _split(inner, "prologue ", "epilogue ", *ONCE)
         if stray:
             raise _wrong(stray[0], "no block of the loop has begun")
         blocks = {
@@ -204,7 +199,6 @@ class _Reader:
             int(depth),
             _numbered(blocks, "prologue", int(depth)),
             epilogue=_numbered(blocks, "epilogue", int(depth)),
-            copies=copies,
             **{name: blocks.get(name, ()) for name in ONCE},
         )
 
@@ -251,9 +245,7 @@ class _Reader:
 
     def _join(self, line: Line, text: str) -> steps.Join:
         count, names = _match((line[0], text), r"Join <= (\d+)(?:: (.+))?")
-        found = [_match((line[0], one), rf"(\S+){LAG}") for one in names.split(", ") if one]
-        lags = tuple(int(lag or 0) for _, lag in found)
-        return steps.Join(int(count), tuple(name for name, _ in found), lags)
+        return steps.Join(int(count), tuple(one for one in names.split(", ") if one))
 
     def _op(self, line: Line, label: str) -> Op:
         if label not in self.ops:

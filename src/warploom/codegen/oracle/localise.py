@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from warploom.codegen.ir.place import Placement
+from warploom.errors import InputError
 from warploom.tile import Op, Span, Var
+from warploom.tile.ir import joint_axis
 
 
 def localise(placement: Placement, op: Op, part: int) -> Op:
@@ -18,7 +20,7 @@ def localise(placement: Placement, op: Op, part: int) -> Op:
     """
     if not placement.splits or placement.parts == 1:
         return op
-    spans = tuple(_span(placement, span, part) for span in op.spans)
+    spans = _spans(placement, op.spans, part)
     start = op.start
     if start is not None and op.axis in placement.splits and op.dst is not None:
         start = start + part * (op.dst.type.size(op.axis) // placement.parts)
@@ -40,8 +42,19 @@ def localiser(placement: Placement) -> Callable[[Op, int], Op]:
     return local
 
 
-def _span(placement: Placement, span: Span, part: int) -> Span:
-    if span.axis not in placement.splits or span.size is None:
-        return span
-    size = span.size // placement.parts
-    return replace(span, start=span.start + part * size, size=size)
+def _spans(placement: Placement, spans: Sequence[Span], part: int) -> tuple[Span, ...]:
+    """Ranges of a group's part; where several are one axis, the first that is longer than 1."""
+    left, found = set(placement.splits), list(spans)
+    joint = joint_axis(spans)
+    for number, span in enumerate(spans):
+        if span.axis not in left or span.size is None or (span.axis == joint and span.size == 1):
+            continue
+        left.remove(span.axis)
+        size, rest = divmod(span.size, placement.parts)
+        if rest and span.axis == joint:
+            raise InputError(
+                f"range {span} of axis {joint!r}, which several dimensions are: {placement.parts} "
+                "groups share out whole elements of it"
+            )
+        found[number] = replace(span, start=span.start + part * size, size=size)
+    return tuple(found)

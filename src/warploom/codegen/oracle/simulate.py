@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
-from warploom.codegen.ir.copies import names_at, rename, renamed
-from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.steps import Fill, Issue, Join, OpStep, Step, Wait
+from warploom.codegen.ir.steps import Fill, Issue, Join, Step, Wait
 from warploom.codegen.oracle.barriers import (
     TURNING,
     WARPS,
@@ -259,25 +256,14 @@ class Simulator(Steps):
         agent.entered = {
             n: (loop.index, start, agent.taken.get(n, 0) - (n in agent.begun)) for n in local
         }
-        spread: Mapping[str, int] = section.copies if stop - start >= depth else dict[str, int]()
-        seen: dict[tuple[Any, ...], tuple[Step, Placement]] = {}  # by step and copies of tiles
         for steps, newest in rounds:
             for step in steps:
                 here = newest - step.stage
-                names = names_at(spread, here - start)
-                key = id(step), *names.values()
-                if key not in seen:
-                    own = step
-                    if names and isinstance(step, OpStep):
-                        own = replace(step, op=rename(step.op, names))
-                    seen[key] = own, renamed(self.placement, names)
-                own, agent.view = seen[key]
                 known = {**symbols, loop.index: here}
-                if isinstance(own, Fill) and agent.role.loads:
+                if isinstance(step, Fill) and agent.role.loads:
                     real = inside(self.program, self.block.launch, symbols)
                     known = iteration_symbols(loop, self.source, symbols, here, real)
-                yield from self._step(agent, own, known)
-        agent.view = None
+                yield from self._step(agent, step, known)
         agent.entered = {}
 
     def _own_end(

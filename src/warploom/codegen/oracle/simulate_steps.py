@@ -368,7 +368,7 @@ class Steps:
 
     def _run(self, agent: Agent, step: steps.Run, symbols: dict[str, int]) -> bool:
         op = step.op
-        for var in (agent.view or self.placement).fusion.sources(op):
+        for var in self.placement.fusion.sources(op):
             self._touch(agent, op, var.name)
         part = agent.role.part
         local = self.local(op, part)
@@ -442,7 +442,7 @@ class Steps:
 
     def _value(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
         name = var.name
-        inner = (agent.view or self.placement).fusion.inlined.get(name)
+        inner = self.placement.fusion.inlined.get(name)
         if name in self.placement.shared:
             return self._landed(agent, var, symbols)
         if inner is None:

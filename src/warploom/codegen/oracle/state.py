@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from warploom.codegen.ir.block import Ring, Role
-from warploom.codegen.ir.place import Placement
 from warploom.codegen.oracle.barriers import PhaseBarrier
 from warploom.tile import Op
 from warploom.tile.evaluate import Value
@@ -77,7 +76,6 @@ class Agent:
     begun: set[str] = field(default_factory=set[str])  # rings whose first slot was taken ahead
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
-    view: Placement | None = None  # with the copies of the iteration at hand
     meetings: int = 0  # of the block's groups that this one has come to
     waiting: bool = False  # at the last of them
     staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part

@@ -2,7 +2,6 @@
 
 For every pair of ops of a loop body that touch one register tile, at least one writing it, the
 emitted order must be the sequential one. Position of op v of iteration i: (i + stage(v), rank(v)).
-A tile with copies is the same one only every so many iterations.
 """
 
 from __future__ import annotations
@@ -22,26 +21,20 @@ def check_order(
     ops: Sequence[Op],
     stage: Mapping[int, int],
     rank: Mapping[int, int],
-    copies: Mapping[str, int] | None = None,
 ) -> None:
     """Raise `InputError` naming the first pair of ops that the schedule exchanges.
 
-    `ops` in program order; `stage` and `rank` by op id, as the schedule gives them; `copies` of
-    tiles that have several.
+    `ops` in program order; `stage` and `rank` by op id, as the schedule gives them.
     """
-    several = copies or {}
     pairs = [(op, _touched(placement, op)) for op in ops]
     for (later, of_later), (earlier, of_earlier) in product(pairs, repeat=2):
-        for distance in sorted({0, 1, *several.values()}):
+        for distance in (0, 1):
             if earlier is later or (distance == 0 and earlier.id >= later.id):
                 continue
             first = (stage[earlier.id], rank[earlier.id])
             if first < (distance + stage[later.id], rank[later.id]):
                 continue
-            shared = _in_memory(earlier, later) or min(
-                (n for n in of_earlier.conflicts(of_later) if distance % several.get(n, 1) == 0),
-                default="",
-            )
+            shared = _in_memory(earlier, later) or min(of_earlier.conflicts(of_later), default="")
             if shared:
                 raise InputError(_message(earlier, later, shared, distance))
 
@@ -77,6 +70,5 @@ def _message(first: Op, second: Op, tile: str, distance: int) -> str:
     later = f"{second.label} of the {'next' if distance else 'same'} iteration"
     return (
         f"the schedule runs {later} before {first.label}, but both touch tile {tile}, so the "
-        f"program's meaning would change ({first.where}, {second.where}); keep their order, or "
-        "give the tile copies (params['copies'])"
+        f"program's meaning would change ({first.where}, {second.where}); keep their order"
     )

@@ -65,7 +65,7 @@ def _overlapped(block: BlockProgram, role: Role) -> Role:
     for wait in (*outer, *lead):
         _check_ring(block, wait.ring, loop, _steps(joined, after))
     assert first.op.dst is not None
-    done = Join(0, (first.op.dst.name,), (0,))
+    done = Join(0, (first.op.dst.name,))
     one = replace(
         loop,
         prologue=(rest,),
@@ -102,10 +102,9 @@ def _parts(sections: Sequence[Section]) -> tuple[Pipeline, list[Straight], list[
         raise InputError(f"{PLAN} needs one loop a task, the program has {len(loops)}")
     loop = sections[loops[0]]
     assert isinstance(loop, Pipeline)
-    if loop.depth != 1 or loop.copies or loop.skip or loop.empty:
+    if loop.depth != 1 or loop.skip or loop.empty:
         raise InputError(
-            f"{PLAN} needs one iteration started ahead and one copy of every tile, loop "
-            f"{loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
+            f"{PLAN} needs one iteration started ahead, loop {loop.loop.index} has {loop.depth}"
         )
     before = [s for s in sections[: loops[0]] if isinstance(s, Straight)]
     after = [s for s in sections[loops[0] + 1 :] if isinstance(s, Straight)]

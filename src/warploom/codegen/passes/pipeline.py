@@ -42,7 +42,6 @@ def pipeline(block: BlockProgram) -> BlockProgram:
                 tuple(steady),
                 tuple(tuple(s for s in steady if s.stage > number) for number in range(depth)),
                 _one_by_one(block, section) if depth else (),
-                copies=section.copies,
             )
         ]
 
@@ -89,7 +88,7 @@ def _check_order(block: BlockProgram, section: Scheduled, steady: Sequence[Step]
     ops = [at.step.op for at in section.steps if isinstance(at.step, OpStep)]
     stage = {s.op.id: s.stage for s in steady if isinstance(s, OpStep)}
     rank = {s.op.id: place for place, s in enumerate(steady) if isinstance(s, OpStep)}
-    check_order(block.placement, ops, stage, rank, section.copies)
+    check_order(block.placement, ops, stage, rank)
 
 
 def _check_slots(

@@ -18,9 +18,8 @@ from warploom.codegen.ir.block import (
     Section,
     Straight,
 )
-from warploom.codegen.ir.copies import expandable
-from warploom.codegen.ir.place import Placement, place, sections
-from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.place import place, sections
+from warploom.codegen.ir.plan import LOST, KernelSchedule
 from warploom.codegen.ir.steps import Fill, OpStep, Release, Take, start_of
 from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
@@ -132,8 +131,9 @@ def _computed(
         _require_group(times, node, group)
         timed.append(At(times.time[node], step(op)))
     timed += _releases(block, section, times, part)
-    copies = _copies(placement, section, times)
-    return Scheduled(section, times.initiation_interval, tuple(timed), copies)
+    if any(count > 1 for count in times.params.get("copies", {}).values()):
+        raise InputError(f"schedule of {times.graph}: params['copies'] is {LOST}")
+    return Scheduled(section, times.initiation_interval, tuple(timed))
 
 
 def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> list[At]:
@@ -152,20 +152,6 @@ def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> li
             )
         result.append(At(int(chosen[key]), Release(name)))
     return result
-
-
-def _copies(placement: Placement, loop: Loop, times: Schedule) -> dict[str, int]:
-    """Tiles of a loop with more than one copy; raises for a tile that cannot have copies."""
-    asked: Mapping[str, int] = times.params.get("copies", {})
-    found = {name: int(count) for name, count in asked.items() if count > 1}
-    if not found:
-        return {}
-    if odd := sorted(set(found) - set(expandable(placement, loop))):
-        raise InputError(
-            f"schedule of loop {loop.index!r} gives tile {odd[0]} {found[odd[0]]} copies, but it "
-            "is carried from iteration to iteration or read outside of the loop; give it one"
-        )
-    return found
 
 
 def _ops(section: Loop | Sequence[Op]) -> list[Op]:

@@ -4,7 +4,8 @@ A load of a loop without loops in it runs iterations ahead, and so does one of p
 that take task after task, where a task has no loop: every thread copies what it will need
 into shared memory (cp.async) and reads it back itself, so nobody waits for anybody. A load that is
 written again further down reads it back again, and need not stay in registers. What is too
-small for that copy runs one iteration ahead, in registers. Other loads begin where their body
+small for that copy runs one iteration ahead, in registers. A staged schedule copies the tiles of a
+block's one task the same way where the task begins. Other loads begin where their body
 begins, as far as registers for them go; their values stay as they are in memory until they are
 used. Arrays that the program stores to are loaded in their place.
 """
@@ -20,6 +21,7 @@ from warploom.codegen.simt.schedule import WIDEST_BYTES, SimtSchedule
 from warploom.tile import Loop, Op, Program
 
 SMALLEST_COPY = 4  # bytes that cp.async copies at least
+BESIDE_STAGED = 8  # registers for values loaded early beside staged tiles: numbers of rows
 Body = tuple[Op | Loop, ...]
 
 
@@ -72,7 +74,8 @@ def held_bytes(op: Op, layout: Layout, form: str) -> int:
 
 def ahead(program: Program, layout: Layout, forms: Mapping[str, str], registers: int) -> Ahead:
     """The loads of a program that begin early; their values may take so many registers a thread."""
-    stored = {op.array.name for op in program.ops() if op.array and op.kind != "load"}
+    schedule = layout.schedule
+    everywhere = {op.array.name for op in program.ops() if op.array and op.kind != "load"}
     first, next_ = set[int](), set[int]()
     slots: dict[int, Slot] = {}
     copies = set[int]()
@@ -80,23 +83,33 @@ def ahead(program: Program, layout: Layout, forms: Mapping[str, str], registers:
     for index, body in _bodies(program.body):
         room, bytes_ = registers, 0
         same: dict[tuple[object, ...], Slot] = {}
-        walks = bool(index) or _walks_ahead(program, layout.schedule)
-        walks = walks and not any(isinstance(item, Loop) for item in body)
+        walks = bool(index) or _walks_ahead(program, schedule)
+        innermost = not any(isinstance(item, Loop) for item in body)
+        # The one task of a block loads what it stores to only later, too.
+        staged = schedule.staged and not index and innermost
+        stored = set[str]() if staged else everywhere
+        room = min(room, BESIDE_STAGED) if staged else room
         for op in body:
-            if isinstance(op, Loop) or op.kind != "load" or op.dst is None:
+            if isinstance(op, Loop):
+                continue
+            if op.kind != "load" and op.array is not None:
+                stored.add(op.array.name)
+            if op.kind != "load" or op.dst is None:
                 continue
             if op.array is None or op.array.name in stored:
                 continue
             form = forms[op.dst.name]
             line, held = line_bytes(op, layout, form), held_bytes(op, layout, form)
-            runs_ahead = layout.schedule.stages > 1 and walks and _changes(op, index, program)
+            runs_ahead = schedule.stages > 1 and walks and innermost
+            runs_ahead = runs_ahead or (staged and form == TILE)
+            runs_ahead = runs_ahead and _changes(op, index, program)
             words = held // line * -(-line // SMALLEST_COPY)
             if runs_ahead and line % SMALLEST_COPY == 0:
                 piece = min(line, WIDEST_BYTES)
                 key = (op.array, op.spans, op.value, form)
                 if key not in same:
                     same[key] = Slot(bytes_, held // piece, piece)
-                    bytes_ += held * layout.schedule.threads
+                    bytes_ += held * schedule.threads
                     copies.add(op.id)
                 slots[op.id] = same[key]
             elif runs_ahead and 2 * words <= room:

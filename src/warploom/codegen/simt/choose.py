@@ -3,8 +3,7 @@
 A thread has 16 neighbouring bytes of a line and as many lines as its registers take: what it holds
 of one column is counted in words. Blocks are small as long as that leaves a thread enough columns:
 several on an SM are in different phases, so that some load while others compute. What 512 threads
-do not hold goes over a cluster. Where an SM has one block alone, or a loop carries sums along,
-loads run ahead of the block's own computing.
+do not hold goes over a cluster. Where a loop carries sums along, its loads run ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 from math import prod
 
 from warploom.codegen.analysis.stores import STORES
-from warploom.codegen.ir.plan import MOST_BLOCKS, LaunchPlan
+from warploom.codegen.ir.plan import MOST_BLOCKS
 from warploom.codegen.simt.ahead import ahead
 from warploom.codegen.simt.exchanges import needs_one_block
 from warploom.codegen.simt.forms import Layout, forms_of
@@ -30,8 +29,7 @@ DRAWING = 2  # and for random bits
 CARRYING = 0.25  # and where a loop carries others along
 PAIRED = 32  # columns of a thread where two rows are loaded, or one is not loaded early
 MOST_RESIDENT = 16  # blocks of an SM that a schedule asks for
-RESIDENT = 768  # threads of an SM that registers must do for: 80 of each (rows of 32768 in two
-# blocks of 256, cross-entropy on an H200: 2.65 TB/s with two blocks an SM, 3.43 with three)
+RESIDENT = 768  # threads of an SM that registers must do for: 80 of each
 SMALL = 128  # threads of a block, unless rows need more
 FEW_LANES = 256  # of a block, beyond which more blocks share the columns
 MOST_LANES = 512  # of a block: more threads have too few registers each
@@ -62,10 +60,7 @@ def simt(program: Program) -> SimtSchedule:
     along = max(min(most, _power(-(-cols // few))), _power(-(-cols // many)), WARP)
     along = min(_power(-(-cols // vector)), along)
     one_block = _needs_one_block(program)
-    # One block of many threads that stores its row loads the next one while it does; rows that are
-    # only read, and longer ones, go over blocks that take turns.
-    alone = along == MOST_LANES and len(wide) == 1 and _stores_rows(program, cols)
-    lanes = min(along, MOST_LANES if carried or one_block or alone else FEW_LANES)
+    lanes = min(along, MOST_LANES if carried or one_block else FEW_LANES)
     wanted = min(max(_power(-(-widest // few)), SMALL), lanes * _power(-(-widest // cols)))
     chosen = max(WARP, min(wanted, MOST_LANES))
     launch = GRID
@@ -77,11 +72,6 @@ def simt(program: Program) -> SimtSchedule:
     return _shared(program, made, along // made.lanes, 1 if one_block else MOST_BLOCKS)
 
 
-def _stores_rows(program: Program, cols: int) -> bool:
-    stores = (op for op in program.ops() if op.kind in STORES)
-    return any(_is_wide(op.srcs[0].type, cols) for op in stores)
-
-
 def _needs_one_block(program: Program) -> bool:
     """Whether elements move between columns, so that the columns cannot go over a cluster."""
     forms, layout = forms_of(program), Layout(SimtSchedule("simt", WARP, 1, 1))
@@ -90,8 +80,6 @@ def _needs_one_block(program: Program) -> bool:
 
 def _shared(program: Program, made: SimtSchedule, blocks: int, most: int) -> SimtSchedule:
     """The schedule with its columns over so many blocks, or more where the ring is too large."""
-    if made.lanes == MOST_LANES and not any(isinstance(item, Loop) for item in program.body):
-        made = replace(made, launch=LaunchPlan())
     for cluster in (1, 2, 4, 8):
         if min(blocks, most) <= cluster <= most:
             given = replace(made, cluster=cluster)
@@ -102,10 +90,8 @@ def _shared(program: Program, made: SimtSchedule, blocks: int, most: int) -> Sim
 
 
 def _stages(program: Program, schedule: SimtSchedule) -> int:
-    """Stages of the rings, of loops or tasks: two, and more of small ones; 0 where two are too
-    large. A block alone on its SM takes what fits (rows of 32768 on an H200: softmax 3 % faster
-    than with two stages, cross-entropy not).
-    """
+    """Stages of the rings of loops: two, and more of small ones or of a block that is alone on its
+    SM; 0 where two are too large."""
     layout = Layout(replace(schedule, stages=2))
     bytes_ = sum(ahead(program, layout, forms_of(program), 0).stages.values())
     if 2 * bytes_ > MOST_RING:

@@ -53,7 +53,8 @@ def cluster_room(
         if axis_form(kind, form, op.axis) == COL:
             results = layout.extents(kind, form)[0] if form == TILE else 1
             each = PLACED if op.kind == "argmax" or op.id in pairs else WORD
-            needs.append(layout.schedule.cluster * layout.schedule.rows * results * each)
+            warps = layout.lanes // WARP
+            needs.append(warps * layout.schedule.rows * results * each)
     return -(-max(needs) // 16) * 16
 
 

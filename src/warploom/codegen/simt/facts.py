@@ -20,11 +20,13 @@ from warploom.codegen.simt.weighted import WeightedSums, weighted_sums
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Loop, Program
 from warploom.tile.index import multiple_of
+from warploom.tile.ir import joint_axis
 from warploom.tile.ops import OPS
 
 EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
 WORDS = 4  # of a block of random bits
-BARRIER = 16  # bytes, aligned for what follows
+LINE = 128
+BARRIERS = 16  # bytes of a cluster's
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class SimtFacts:
     parameters      of the kernel, in order
     shared_bytes    of the ops' exchanges, which they use in turn, what a cluster's blocks exchange
                     and the rings of loops
-    cluster_at      where the blocks of a cluster exchange: a barrier, then their values;
+    cluster_at      where the blocks of a cluster exchange: two barriers, then their values;
                     None where they exchange nothing
     rings           where the ring of a loop begins, by its index
     ahead           loads that begin early
@@ -79,10 +81,11 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     weighted = weighted_sums(program, layout, forms)
     cluster_at = -(-shared_bytes(program, layout, forms, weighted.sums) // 16) * 16
     room = cluster_room(program, layout, forms, weighted.sums)
-    shared = cluster_at + (BARRIER + room if room else 0)
+    shared = cluster_at + (BARRIERS + room if room else 0)
     rings: dict[str, int] = {}
     for index, stage in early.stages.items():
-        rings[index] = shared
+        # Lines of memory stay lines there.
+        rings[index] = shared = -(-shared // LINE) * LINE
         shared += schedule.stages * stage
     if shared > (limit := shared_limit(arch=arch)):
         raise DoesNotFit(
@@ -206,11 +209,16 @@ def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str
                 f"{op.where}: load of stacked parts: only loads that feed a matmul have code for "
                 "it; load each part into a tile of its own"
             )
+        if axis := joint_axis(op.spans):
+            raise InputError(
+                f"{op.where}: {op.kind} of {op.array}: axis {axis!r} of several dimensions has "
+                "code beside matmuls only"
+            )
         if op.kind == "mma":
             raise InputError(f"{op.where}: a matmul; SIMT schedules are for programs without one")
         if OPS[op.kind].group == "blocks":
             raise InputError(f"{op.where}: {op.kind} has code beside matmuls only")
-        if op.dst is not None:
+        if op.dst is not None and not schedule.staged:
             check_registers(layout, op, forms[op.dst.name], arch)
         check_types(op, arch)
         if OPS[op.kind].group in ("reduce", "scan") and op.srcs[0].type.dtype is BOOL:

@@ -30,6 +30,8 @@ class SimtSchedule:
     `cluster` blocks share the columns of a task. The loads of a loop run `stages` - 1 iterations
     ahead; with one stage they are made in their own iteration. `aligned` promises that pointers,
     pitches and lengths are multiples of a line, which the launch checks: other lines have no code.
+    `staged` keeps the tiles that a block's one task loads in shared memory: every use reads them
+    there, and registers hold what is computed alone.
     Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse),
     whether the kernel begins before the previous one has ended (dependent) and how many blocks of
     an SM registers must do for (resident).
@@ -43,6 +45,7 @@ class SimtSchedule:
     cluster: int = 1
     stages: int = 1
     aligned: bool = False
+    staged: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no block can be."""
@@ -64,6 +67,11 @@ class SimtSchedule:
             raise InputError(
                 f"schedule {self.name}: {self.lanes} lanes of {self.cluster} blocks, expected at "
                 f"least {WARP} where blocks share the columns"
+            )
+        if self.staged and (self.launch.persistent or self.stages > 1):
+            raise InputError(
+                f"schedule {self.name}: staged tiles are of one task a block; persistent blocks "
+                "and loops have rings"
             )
         if self.launch.cluster[1] > 1 or self.launch.tile_scheduler == "dynamic":
             raise InputError(
@@ -88,6 +96,7 @@ class SimtSchedule:
             threads, lanes, vector = (int(data[key]) for key in ("threads", "lanes", "vector"))
             cluster, stages = int(data["cluster"]), int(data["stages"])
             name, aligned = str(data["name"]), bool(data["aligned"])
-            return cls(name, threads, lanes, vector, launch, cluster, stages, aligned)
+            staged = bool(data.get("staged"))
+            return cls(name, threads, lanes, vector, launch, cluster, stages, aligned, staged)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None

@@ -154,6 +154,16 @@ static void publish() {
     if (one.second.maker == current) one.second.published = true;
 }
 void fence_mbarrier_init() { publish(); }
+// What a relaxed arrival behind that fence orders: the barriers made before, and nothing else.
+void inits_to(std::vector<u32>& known_into) {
+  for (auto& one : mbarriers) {
+    const Mbarrier& b = one.second;
+    if (b.maker != current || !b.published) continue;
+    if (known_into.size() < size_t(agents_each)) known_into.resize(agents_each);
+    u32& seen = known_into[threads[b.maker].agent];
+    seen = std::max(seen, b.made);
+  }
+}
 void fence_proxy() {
   publish();
   std::copy(known(current), known(current) + agents_each, fenced(current));

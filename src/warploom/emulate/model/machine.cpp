@@ -446,7 +446,7 @@ void cluster_arrive(bool release) {
   if (me().cluster_open) fail("a second arrival at the cluster's barrier without a wait");
   me().cluster_open = true;
   me().cluster_round = at.round;
-  if (release) release_to(at.known, at.fenced);
+  release ? release_to(at.known, at.fenced) : inits_to(at.known);
   if (++at.arrived < each * cluster) return;
   at.done_known = at.known, at.done_fenced = at.fenced;
   complete_meeting(at);

@@ -161,6 +161,7 @@ void give_way();
 void join(std::vector<u32>& into, const u32* from);
 void join(u32* into, const std::vector<u32>& from);
 void release_to(std::vector<u32>& known_into, std::vector<u32>& fenced_into);
+void inits_to(std::vector<u32>& known_into);
 void acquire_from(const std::vector<u32>& known_from, const std::vector<u32>& fenced_from);
 void meet(Meeting& at, int count, bool memory, const char* why, u32 key = 0);
 int new_agent(AgentKind kind, int thread, u32 bar);

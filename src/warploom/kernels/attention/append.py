@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.simt.schedule import GRID, SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -126,8 +126,9 @@ def append(config: AppendConfig | None = None) -> Program:
 
 
 def append_schedule(config: AppendConfig) -> SimtSchedule:
-    """Laid over threads by sizes; of pairs, what one load leaves of a line the next one has."""
-    schedule = simt(append(config))
+    """Laid over threads by sizes, with all registers: queries are more than one row. Of pairs, what
+    one load leaves of a line the next one has."""
+    schedule = replace(simt(append(config)), launch=GRID)
     if config.rotary != "pairs":
         return schedule
     lanes = min(schedule.threads, schedule.lanes * schedule.vector)

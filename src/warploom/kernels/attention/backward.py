@@ -40,6 +40,7 @@ from warploom.tile import (
     span,
     store,
     sum_along,
+    tanh,
     trace,
     where,
     zeros,
@@ -47,6 +48,7 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 At = tuple[Span | Index, ...]  # a place in an array
+PACKED_HEADS = {64: 4}  # heads whose packed tasks go out together, by padded head size; else 2
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Sequence:
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    sums = "" if chosen.split else " dq_sum turns" if chosen.deterministic else " dq_sum"
+    sums = " dq_sum turns" if chosen.deterministic else " dq_sum"
     arrays = chosen.arrays(f"q do k v dk dv base delta{sums}{chosen.tables('keys')}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
 
@@ -157,12 +159,8 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Ar
     if not config.sums:
         return
     if config.transposed:
-        none = zeros(e=config.sum_depth, rows=count)
-        where_ = (
-            *sequence.block(head, i),
-            span(0, config.sum_depth, "e"),
-            span(0, count, "rows"),
-        )
+        none = zeros(e=config.depth, rows=count)
+        where_ = (*sequence.block(head, i), span(0, config.depth, "e"), span(0, count, "rows"))
     else:
         none, where_ = zeros(rows=count, d=config.depth), _part_of_sums(config, sequence, head, i)
     store(rest["dq_sum"], *where_, tile=none)
@@ -193,8 +191,12 @@ def _tile_of_keys(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Seque
         head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
         number, j = (read(rest["key_tiles"], task, n) for n in (0, 1))
         return Sequence.packed(config, number, rest), head, j
-    tasks = cdiv(size("keys"), config.tile[1])
-    batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
+    if config.listed:
+        (task,) = grid(tasks=size("tasks"))
+        batch, head, j = (read(rest["key_tasks"], task, n) for n in range(3))
+    else:
+        tasks = cdiv(size("keys"), config.tile[1])
+        batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
     return Sequence(size("rows"), size("keys"), (batch,)), head, j
 
 
@@ -207,7 +209,7 @@ def _backward(
     key_tile, value_tile = load(k, *at), load(v, *at)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
     wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
-    if config.sums and config.depth < config.sum_depth:
+    if config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
     shift = own.keys - own.rows
     first, blocks = row_blocks(config, j, config.tile, own.rows, own.keys)
@@ -218,7 +220,7 @@ def _backward(
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
-        scores = key_tile @ queries
+        scores, slope = capped(config, key_tile @ queries)
         if config.written.taken:
             grad = zeros(keys=bk, rows=bq) - delta
             grad += value_tile @ grads
@@ -227,18 +229,16 @@ def _backward(
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
         if config.masked and config.written.branch:
             scores[:] = where(seen, scores, -math.inf)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
+        weights = exp2(scores * (config.power * LOG2E) - base)
         if config.masked and not config.written.branch:
             weights = where(seen, weights, 0.0)
         if not config.written.late:
             dv += weights.cast(config.dtype) @ grads
         inner = grad if config.written.taken else grad - delta
-        change = (weights * inner).cast(config.dtype)
+        changed = weights * inner
+        change = (changed if slope is None else changed * slope).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
-        if config.split:
-            dk += change @ queries
-            continue
         dq = wide @ change if config.transposed else change @ columns
         dk += change @ queries
         block, turn = own.block(head, i), None
@@ -248,6 +248,14 @@ def _backward(
     to = own.key_block(kv_head, j * bk, bk, d, put=True)
     store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))
     store(rest["dv"], *to, tile=dv.cast(config.dtype))
+
+
+def capped(config: BackwardConfig, scores: Tile) -> tuple[Tile, Tile | None]:
+    """Scores under the soft cap, and by how much they change with those without."""
+    if not config.softcap:
+        return scores, None
+    found = tanh(scores * (config.factor / config.softcap))
+    return found, 1.0 - found * found
 
 
 def row_blocks(
@@ -309,23 +317,25 @@ def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
 def backward_policy(config: BackwardConfig) -> Policy:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
-    Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
-    are of equal length, but have more heads at work: 16384 rows of heads of 128 lost a third on an
-    H200, where L2 does not hold their sums. Few tasks do not pair up: of grouped heads, those of a
-    band come longest first. Packed tasks come longest first by their table: the next free SM would
-    take 144 to 416 bytes of spills.
+    Where tasks are listed each SM has its own, of a band of heads at a time: L2 does not hold the
+    sums of more. Others under a causal mask go to the next free SM, which costs registers. Packed
+    tasks come longest first by their table, every second round of them backwards.
     """
-    static = config.packed or not config.causal
-    scheduler = "static" if static else "serpentine" if config.paired else "dynamic"
+    in_order = config.packed and config.deterministic
+    static = config.listed or in_order or not (config.packed or config.causal)
+    scheduler = "static" if static else "serpentine" if config.packed else "dynamic"
     last = "tasks_tile" if config.packed else "keys_tile"
+    heads = config.band
+    if config.packed:
+        heads = 0 if in_order else PACKED_HEADS.get(config.depth, 2)
     launch = LaunchPlan(
         split="keys",
         tile_scheduler=scheduler,
-        supergroup=config.band,
-        grouped="all" if config.band else "row",
+        supergroup=0 if config.listed else heads,
+        grouped="row" if config.packed or config.listed else "all",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
-        store_warps=not config.split,
+        store_warps=True,
         reverse=(last,) if config.deterministic and config.causal else (),
         rotate_loops=config.written.ahead,
     )

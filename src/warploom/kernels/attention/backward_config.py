@@ -56,17 +56,19 @@ class Style(NamedTuple):
 STYLES: dict[tuple[int, bool], Style] = {
     (64, False): Style(late=True, fenced=True),
     (64, True): Style(late=True, fenced=True, apart=True),
+    (96, False): Style(late=True, fenced=True),
+    (96, True): Style(late=True, fenced=True),
     (128, False): Style(late=True, fenced=True),
     (128, True): Style(late=True, fenced=True, taken=True),
 }
-# Of deterministic, packed and windowed kernels, and of grouped heads: timed beside no other.
+# Of deterministic and windowed kernels: timed beside few others.
 SPECIAL = {64: Style(late=True, fenced=True, taken=True), 128: Style(taken=True)}
-IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
-# Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
-PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
-# Rows of all key heads whose causal tasks go out together, the longest first: L2 holds what they
-# read and add to. At most so many heads.
-BAND, MOST_HEADS = 32768, 32
+PACKED = Style(late=True, fenced=True)
+# Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
+# holds what so many read and add to, and where sums have one order.
+BAND, MOST_HEADS = 16384, 16
+LEAST_HEADS = {64: 4}
+IN_TURN = 8
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
@@ -76,13 +78,13 @@ class BackwardConfig:
     sqrt(head_dim)), and whether every sum has one order.
 
     A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
-    multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
-    go out in pairs of a long and a short one, which L2 must have room for. `band`: those of so many
-    key heads go out together, the longest first; 0: one head's after another's. `split`: dq has a
-    kernel of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
+    multiple of a tile's, so that only a causal mask or a window hides any. `listed`: which tasks an
+    SM does stands in a list (`kernels.attention.shares`). `band`: those of so many key heads go out
+    together, the longest first; 0: one head's after another's. `fitted` chooses.
     `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
     written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
-    that of q and k, for which there are kernels that make each gradient by itself.
+    that of q and k, for which there are kernels that make each gradient by itself. `softcap`: as
+    of `AttentionConfig`.
     """
 
     dtype: DType = BF16
@@ -93,12 +95,12 @@ class BackwardConfig:
     scale: float | None = None
     deterministic: bool = False
     whole_keys: bool = False
-    paired: bool = False
+    listed: bool = False
     band: int = 0
-    split: bool = False
     packed: bool = False
     style: Style | None = None
     value_dim: int | None = None
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -109,6 +111,8 @@ class BackwardConfig:
             )
         if self.window is not None and self.window < 1:
             raise InputError(f"attention backward window={self.window}: expected >= 1")
+        if self.softcap < 0:
+            raise InputError(f"attention backward softcap={self.softcap}: expected 0 or more")
         if self.value_dim is not None and not (
             self.long and 0 < self.value_dim <= max(LONG) and self.value_dim % ALIGNED == 0
         ):
@@ -117,16 +121,18 @@ class BackwardConfig:
                 f"expected heads above {max(TILES)}, and values of a multiple of {ALIGNED} up to "
                 f"{max(LONG)}"
             )
-        if self.packed and (self.long or self.split):
+        if self.packed and self.long:
             raise InputError(
-                f"attention backward of packed heads of {self.head_dim}, split={self.split}: "
-                f"expected heads of up to {max(TILES)} and one kernel"
+                f"attention backward of packed heads of {self.head_dim}: expected heads of up to "
+                f"{max(TILES)}"
             )
 
     @property
     def depth(self) -> int:
-        """The head size that tiles have: what lies beyond the head is read as zero."""
-        return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+        """The head size that tiles have: what lies beyond the head is read as zero. Beside 128 rows
+        there are no registers for the slope of a soft cap."""
+        least = max(self.head_dim, min(TILES) + 1 if self.softcap else 0)
+        return min(size for size in (*TILES, *LONG) if size >= least)
 
     @property
     def value_depth(self) -> int:
@@ -151,6 +157,11 @@ class BackwardConfig:
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
 
     @property
+    def power(self) -> float:
+        """What the scores of a block are multiplied by in the exponent."""
+        return self.softcap or self.factor
+
+    @property
     def transposed(self) -> bool:
         """Whether dq is summed with its rows last: where two groups share out neither its rows nor
         its columns."""
@@ -159,7 +170,7 @@ class BackwardConfig:
     @property
     def sums(self) -> bool:
         """Whether tasks add up dq in memory."""
-        return not (self.long or self.split)
+        return not self.long
 
     @property
     def fragments(self) -> bool:
@@ -174,9 +185,11 @@ class BackwardConfig:
     @property
     def written(self) -> Style:
         """How its loop is written."""
-        special = self.deterministic or self.packed or self.window is not None or self.group > 1
-        found = SPECIAL.get(self.depth) if special else STYLES.get((self.depth, self.causal))
-        return self.style or found or Style(late=True)
+        if self.deterministic or self.window is not None:
+            found = SPECIAL.get(self.depth)
+        else:
+            found = PACKED if self.packed else STYLES.get((self.depth, self.causal))
+        return self.style or found or Style(late=True, fenced=True)
 
     @property
     def sum_depth(self) -> int:
@@ -196,7 +209,7 @@ class BackwardConfig:
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of `dq_sum` for the same."""
         block = self.tile[0]
-        last = (self.sum_depth, block) if self.transposed else (block, self.depth)
+        last = (self.depth, block) if self.transposed else (block, self.depth)
         return (*self.turns_shape(shape), *last)
 
     def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -228,10 +241,13 @@ class BackwardConfig:
         every["none"] = array(FP32, f"{lead} blocks {block}")
         every |= dict.fromkeys("row_bounds key_bounds".split(), array(INT32, "bounds"))
         every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks pair"))
+        every["key_tasks"] = array(INT32, "tasks place")
         return {name: every[name] for name in names.split()}
 
     def tables(self, of: str) -> str:
-        """The names of what says where packed sequences are, for tasks of "rows" or of "keys"."""
+        """The names of what says which task is which, for tasks of "rows" or of "keys"."""
+        if self.listed and of == "keys":
+            return " key_tasks"
         bounds = "row_bounds row_tiles" if of == "rows" else "row_bounds key_bounds key_tiles"
         return f" {bounds}" if self.packed else ""
 
@@ -240,15 +256,22 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     """What kernels of a configuration are for that many rows and keys of a sequence."""
     if config.packed:
         return config
-    low, high = PAIRED.get(config.depth, (1, 0))
-    free = config.causal and not config.deterministic
-    # A task of grouped heads is as long as all of theirs: the last to go out must be short.
-    grouped = free and config.group > 1 and config.window is None and not config.long
-    band = min(MOST_HEADS, 1 << max(1, BAND // rows).bit_length() - 1) if grouped else 1
-    paired = free and not grouped and low <= rows <= high
     whole = not config.long and keys % config.tile[1] == 0
-    # Tiles that begin at the same rows wait for one another at first: long sequences hide it.
-    split = config.deterministic and not (config.long or config.causal) and rows < IN_TURN
-    return replace(
-        config, whole_keys=whole, paired=paired, band=band if band > 1 else 0, split=split
-    )
+    # At other head sizes a list takes registers that loops then spill, and a counter does not.
+    listed = config.causal and config.depth == 128 and not config.deterministic
+    return replace(config, whole_keys=whole, listed=listed, band=_band(config, rows))
+
+
+def _band(config: BackwardConfig, rows: int) -> int:
+    """Key heads of a band.
+
+    Causal tasks are of different length: the last to go out must be short. Without a causal mask,
+    tiles whose sums have one order begin at the same rows, and each waits for the one before it:
+    the fewer of one head there are at a time, the less.
+    """
+    in_turn = config.deterministic and not config.long
+    if config.causal == in_turn:
+        return 0
+    least = IN_TURN if in_turn else LEAST_HEADS.get(config.depth, 1)
+    heads = max(least, min(MOST_HEADS, 1 << max(1, BAND // rows).bit_length() - 1))
+    return heads if heads > 1 else 0

@@ -1,5 +1,4 @@
-"""Gradients of attention for heads too long for one kernel: a pass for each of dv, dk and dq. That
-of dq also serves shorter heads whose sums have one order (`BackwardConfig.split`).
+"""Gradients of attention for heads too long for one kernel: a pass for each of dv, dk and dq.
 
 The sums of one gradient of a head of 256 take 128 registers a thread, so that each has a kernel of
 its own, which makes the scores again: eight matmuls in place of five. No sum is shared by tasks,
@@ -14,6 +13,7 @@ from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward import (
     LOG2E,
+    capped,
     key_blocks,
     row_blocks,
     seen_by_keys,
@@ -39,7 +39,6 @@ from warploom.tile import (
 TILE = 128  # rows or keys of a task, of two groups
 # Rows or keys of a block: what of it lies in shared memory has two slots.
 BLOCKS = {"values": 64, "keys": 32, "queries": 32}
-SHORT = 128  # keys of a block of "queries" where heads are not long
 ARRAYS = {
     "values": "q do k dv base",
     "keys": "q do k v dk base delta",
@@ -55,11 +54,13 @@ def one_pass(config: BackwardConfig, part: str) -> Program:
 
 
 def pass_policy(config: BackwardConfig, part: str) -> Policy:
-    """Program order; the longest tasks of a causal mask come first."""
+    """Program order; the longest tasks of a causal mask come first, of a band of heads."""
     by_rows = part == "queries"
     launch = LaunchPlan(
         split="rows" if by_rows else "keys",
         tile_scheduler="dynamic" if config.causal else "static",
+        supergroup=config.band,
+        grouped="all",
         reverse=("rows_tile",) if config.causal and by_rows else (),
         store_panels=1,
     )
@@ -84,17 +85,19 @@ def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) 
         i = first + (n % blocks if config.group > 1 else n)
         rows = span(i * bq, bq)
         queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, e)
-        scores = key_tile @ queries
+        scores, slope = capped(config, key_tile @ queries)
         seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE), size("keys"))
         scores[:] = where(seen, scores, -math.inf)
         base = load(rest["base"], batch, head, rows)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
+        weights = exp2(scores * (config.power * LOG2E) - base)
         if value_tile is None:
             sums += weights.cast(config.dtype) @ grads
         else:
             grad = value_tile @ grads
             delta = load(rest["delta"], batch, head, rows)
-            sums += (weights * (grad - delta)).cast(config.dtype) @ queries
+            change = weights * (grad - delta)
+            change = change if slope is None else change * slope
+            sums += change.cast(config.dtype) @ queries
     if of_keys:
         sums = sums * config.factor
     made, columns = ("dk", d) if of_keys else ("dv", e)
@@ -105,7 +108,7 @@ def _queries(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
     """dq of a tile of queries."""
-    bk = BLOCKS["queries"] if config.long else SHORT
+    bk = BLOCKS["queries"]
     d, e = span(0, config.depth), span(0, config.value_depth, "d")
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), TILE))
     rows, kv_head = span(i * TILE, TILE), head // config.group
@@ -119,9 +122,12 @@ def _queries(
         j = first + n
         keys = span(j * bk, bk)
         key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, e)
-        scores, grad = queries @ key_tile, grads @ value_tile
+        scores, slope = capped(config, queries @ key_tile)
+        grad = grads @ value_tile
         seen = seen_by_rows(config, (TILE, i * TILE + shift), (bk, j * bk))
         scores[:] = where(seen, scores, -math.inf)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
-        sums += (weights * (grad - delta)).cast(config.dtype) @ key_tile
+        weights = exp2(scores * (config.power * LOG2E) - base)
+        change = weights * (grad - delta)
+        change = change if slope is None else change * slope
+        sums += change.cast(config.dtype) @ key_tile
     store(rest["dq"], batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))

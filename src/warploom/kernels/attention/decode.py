@@ -17,9 +17,10 @@ kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in 
 (`fuse.turned_operands`).
 
 `mixed` batches have sequences of any number of new tokens, a chunk of a prompt or one: `q, o:
-[kv_heads, rows, d]` with the packed rows of all, of sequence s those of tokens `bounds[s]` to
-`bounds[s + 1]`, and `tiles: [tasks, 2]`, which says what sequence and which of its row tiles a task
-is (`attention.tasks`). They are causal and not in parts.
+[tokens, kv_heads, group, d]`, of all sequences behind one another, and `tiles: [tasks, 5]`, which
+says what a task is (`attention.tasks`): the sequence, the first of its tokens and the end of the
+sequence's, how many tokens and keys the sequence has. Rows of a tile are packed as above, with room
+for a power of 2 of heads. They are causal and not in parts.
 
 Latent attention (`value_dim`; DeepSeek-V2, arXiv 2405.04434, section 2.1.2, with the up-projections
 absorbed): values are the first columns of the keys, so that there is no v, and o is `[..., e]`.
@@ -83,13 +84,17 @@ LATENT = {576: 512}  # columns of keys, of which the values are so many
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
 PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
+FIELDS = 5  # numbers that say what a task of a mixed batch is
+SLACK = 8.0  # powers of 2 by which a weight may pass 1 where rescaling is lazy
+FEW = 64  # packed rows of one group, which mostly waits for memory
 AT_A_TIME = 8  # parts that `combine` then joins at a time
 # Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
 # a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
 # whose ends tasks read.
+BLOCK_BYTES = 64 * 128 * 2  # of keys, in a block that these are of
 TASK_US, ALONE_US, TOGETHER_US, COMBINE_US, PART_US = 2.0, 0.72, 0.975, 0.5, 0.1
 # Latent attention: a task, a block of keys, and an element that a part leaves for `combine`.
-LATENT_TASK_US, LATENT_US, LEFT_US = 6.0, 1.8, 3.5e-6
+LATENT_TASK_US, LATENT_US, LEFT_US = 6.0, 1.4, 1.2e-6
 LONG = 4096  # keys that one SM reads in one go, where there are others to read
 UNDER_WAY = 96 * 1024  # bytes of keys and values that an SM asks for ahead
 
@@ -158,6 +163,11 @@ class DecodeConfig:
                 f"decode mixed=True split={self.split} causal={self.causal}: expected a causal "
                 "mask, and keys that are not in parts"
             )
+        if self.mixed and self.pitch > self.tile[0]:
+            raise InputError(
+                f"decode mixed=True group={self.group}: expected at most {self.tile[0]} heads that "
+                "share a key head"
+            )
         if self.sinks and (self.mixed or self.value_dim):
             raise InputError(
                 f"decode sinks=True mixed={self.mixed} value_dim={self.value_dim}: expected "
@@ -173,6 +183,11 @@ class DecodeConfig:
     def factor(self) -> float:
         """The factor on q k^T."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def pitch(self) -> int:
+        """Packed rows of a token: in mixed batches of a power of 2 of heads."""
+        return 1 << (self.group - 1).bit_length() if self.mixed else self.group
 
     @property
     def columns(self) -> tuple[int, str]:
@@ -196,6 +211,13 @@ class DecodeConfig:
         return FP16 if self.narrow and self.value_dim else self.dtype
 
     @property
+    def lazy(self) -> bool:
+        """Whether sums are rescaled only where a row's maximum outgrows its base by `SLACK`: where
+        matmuls are most of the work, and not with weights of 8 bits, which have no room for it."""
+        many = self.tile[0] > FEW and not (self.narrow or self.mixed)
+        return self.value_dim is not None or many
+
+    @property
     def lift(self) -> float:
         """The power of 2 that the weight of a row's largest score is (`AttentionConfig.lift`)."""
         return 4.0 if self.weights.bits == 8 else 0.0
@@ -208,16 +230,16 @@ class DecodeConfig:
     @property
     def arrays(self) -> dict[str, Array]:
         """The parameters of `decode`."""
-        rows = "kv_heads rows" if self.mixed else "batch kv_heads rows"
+        rows = "tokens kv_heads group" if self.mixed else "batch kv_heads rows"
         keys = "pages page_keys kv_heads d" if self.page else "batch kv_heads keys d"
         found = {"q": array(self.dtype, f"{rows} d"), "k": array(self.dtype, keys)}
         found |= {} if self.value_dim else {"v": array(self.dtype, keys)}
-        found["lengths"] = array(INT32, "batch")
-        if self.page:
-            # Of mixed batches the sequence behind the last one has no keys, and so no pages.
-            found["table"] = array(INT32, f"{'sequences' if self.mixed else 'batch'} columns")
         if self.mixed:
-            found |= {"bounds": array(INT32, "bounds"), "tiles": array(INT32, "tasks pair")}
+            found["tiles"] = array(INT32, "tasks fields")
+        else:
+            found["lengths"] = array(INT32, "batch")
+        if self.page:
+            found["table"] = array(INT32, "batch columns")
         if self.narrow:
             found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in self.scaled}
         if self.sinks:
@@ -241,6 +263,7 @@ class Task:
 
     row      the first of its packed rows, of the sequence's own
     queries  new tokens of the sequence
+    length   its keys
     load, store  where its rows are, for either, but for the columns
     """
 
@@ -250,6 +273,7 @@ class Task:
     splits: Index | int
     row: Index
     queries: Index
+    length: Index
     load: tuple[Index | Span, ...]
     store: tuple[Index | Span, ...]
 
@@ -257,13 +281,14 @@ class Task:
 def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
     height = config.tile[0]
     if config.mixed:
-        kv_head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
-        batch, i = (read(rest["tiles"], task, n) for n in (0, 1))
-        begin, end = (read(rest["bounds"], batch + n) for n in (0, 1))
-        first = begin * config.group + i * height
-        stop = span(first, height, "rows", end * config.group)
-        load_at, store_at = (kv_head, span(first, height)), (kv_head, stop)
-        return Task(batch, kv_head, as_index(0), 1, i * height, end - begin, load_at, store_at)
+        # Heads of a tile are neighbours in time: they read neighbours in memory.
+        task, kv_head = grid(tasks=size("tasks"), kv_heads=size("kv_heads"))
+        batch, first, end, queries, length = (read(rest["tiles"], task, n) for n in range(FIELDS))
+        row, tokens = (first - end + queries) * config.pitch, height // config.pitch
+        heads = span(0, config.pitch, "rows")
+        load_at = (span(first, tokens, "rows"), kv_head, heads)
+        store_at = (span(first, tokens, "rows", end), kv_head, heads)
+        return Task(batch, kv_head, as_index(0), 1, row, queries, length, load_at, store_at)
     splits = size("splits") if config.split else 1
     batch, kv_head, split, i = grid(
         batch=size("batch"),
@@ -272,16 +297,17 @@ def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
         rows=cdiv(size("rows"), height),
     )
     queries = size("rows") // config.group
+    length = read(rest["lengths"], batch)
     at = (batch, kv_head, span(i * height, height))
-    return Task(batch, kv_head, split, splits, i * height, queries, at, at)
+    return Task(batch, kv_head, split, splits, i * height, queries, length, at, at)
 
 
-def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Array) -> None:
+def _decode(q: Array, k: Array, config: DecodeConfig, **rest: Array) -> None:
     height, width = config.tile
     task = _task(config, rest)
     batch, kv_head = task.batch, task.kv_head
     room = size("columns") * config.page if config.page else size("keys")
-    length = minimum_index(read(lengths, batch), room)
+    length = minimum_index(task.length, room)
     first, last = _blocks(config, length, task)
     queries = [load(q, *task.load, part) for part in _pieces(config)]
     scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
@@ -305,7 +331,10 @@ def _decode(q: Array, k: Array, lengths: Array, config: DecodeConfig, **rest: Ar
         seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
         block = max_along(scores, "keys") * factor
-        highest = maximum(base, block - config.lift if config.lift else block)
+        if config.lazy:
+            highest = where(block > base + SLACK, block, base)
+        else:
+            highest = maximum(base, block - config.lift if config.lift else block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2(base - under)
@@ -333,7 +362,7 @@ def _blocks(config: DecodeConfig, length: Index, task: Task) -> tuple[Index, Ind
     width = config.tile[1]
     begin, end = 0, cdiv(length, width)
     if config.mixed:
-        last = cdiv(task.row + config.tile[0], config.group)
+        last = cdiv(task.row + config.tile[0], config.pitch)
         end = minimum_index(end, cdiv(length - task.queries + last, width))
     if config.window is not None:
         begin = maximum_index(length - task.queries - (config.window - 1), 0) // width
@@ -404,11 +433,11 @@ def _visible(
     packed rows r * group + g is (n - length + queries) * group <= row."""
     width = config.tile[1]
     seen = coordinate("keys", width, first_key) < length
-    beyond = coordinate("keys", width, first_key - (length - queries)) * config.group
+    beyond = coordinate("keys", width, first_key - (length - queries)) * config.pitch
     if config.causal:
         seen = (row_at >= beyond) & seen
     if config.window is not None:
-        seen = (row_at < beyond + config.window * config.group) & seen
+        seen = (row_at < beyond + config.window * config.pitch) & seen
     return seen
 
 
@@ -421,23 +450,26 @@ def decode_policy(config: DecodeConfig) -> Policy:
             cluster=("rows_tile", 2) if config.twin else ("", 1),
             store="direct",
             dependent=True,
+            skip_unit=config.lazy,
             l2_promotion=128,
         )
         return Policy("lcsf", launch, 2, 3 if config.narrow else 2, registers=(40, 232))
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(
-        split="rows" if height > 64 else "",
+        split="rows" if height > FEW else "",
         store="direct",
         dependent=True,
         task_rings={"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
         reads_ahead=config.page is not None and not config.narrow,
+        skip_unit=config.lazy,
         l2_promotion=128,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
-    registers = (40, 232)
-    return Policy("overlapped", launch, height // 64, depth, registers=registers)
+    registers = (56, 224) if config.page and config.lazy else (40, 232)
+    order = "overlapped-early" if config.lazy else "overlapped"
+    return Policy(order, launch, height // FEW, depth, registers=registers)
 
 
 @dataclass(frozen=True)
@@ -454,6 +486,11 @@ class Plan:
         return AT_A_TIME if self.config.part else max(2, 1 << (self.splits - 1).bit_length())
 
 
+def mixed_tile(rows: float) -> tuple[int, int]:
+    """The tile of a mixed batch whose sequences have so many packed rows on average."""
+    return (2 * FEW, 128) if rows > FEW else (FEW, 64)
+
+
 def planned(
     config: DecodeConfig, heads: int, queries: int, keys: int, sms: int, splits: int = 0
 ) -> Plan:
@@ -465,9 +502,9 @@ def planned(
     """
     rows = queries * config.group
     # Blocks of as many bytes, whatever the elements have.
-    one_tile = rows <= 64 or config.value_dim  # whose columns the groups share out
-    wide = config.narrow and not config.value_dim
-    config = replace(config, tile=(64 if one_tile else 128, 128 if wide else 64))
+    one_tile = rows <= FEW or config.value_dim  # whose columns the groups share out
+    wide = not one_tile or (config.narrow and not config.value_dim)
+    config = replace(config, tile=(FEW if one_tile else 2 * FEW, 128 if wide else 64))
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tiles = -(-rows // config.tile[0])
@@ -480,12 +517,13 @@ def planned(
         if config.value_dim:
             left = heads * rows * config.value_dim * parts * LEFT_US if parts > 1 else 0.0
             return rounds * (LATENT_TASK_US + -(-blocks // parts) * LATENT_US) + left
-        block = max(ALONE_US, TOGETHER_US * busy / sms) * config.head_dim / 128
+        size = config.tile[1] * config.head_dim * config.dtype.bytes / BLOCK_BYTES
+        block = max(ALONE_US, TOGETHER_US * busy / sms) * size
         joined = parts * PART_US + COMBINE_US if parts > 1 else 0.0
         return rounds * (TASK_US + -(-blocks // parts) * block) + joined
 
     chosen = splits or min(range(1, min(MOST_SPLITS, blocks) + 1), key=cost)
-    if not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
+    if one_tile and not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
         # Enough tasks for all SMs: of long caches parts, for lengths that differ. With 8 bits the
         # warps that turn values have no registers left for it.
         chosen = max(chosen, min(MOST_SPLITS, keys // LONG))

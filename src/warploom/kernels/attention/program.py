@@ -48,6 +48,7 @@ from warploom.tile import (
     span,
     store,
     sum_along,
+    tanh,
     trace,
     where,
     zeros,
@@ -73,6 +74,7 @@ class AttentionConfig:
     group       query heads that share one key head
     window      a row at position p sees keys p - window + 1 ... p; None: all
     scale       the factor on q k^T, above 0; None: 1 / sqrt(head_dim)
+    softcap     scores become softcap * tanh(score / softcap); 0: they stay
     packed      sequences of different lengths stand behind one another (`task_table`)
     tile        (rows, keys) of a task's block of scores
     split_mask_loop  blocks of keys that all rows see run in a loop of their own, without a mask.
@@ -114,6 +116,7 @@ class AttentionConfig:
     ordered: bool = False
     out: DType | None = None
     value_dim: int | None = None
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -153,6 +156,11 @@ class AttentionConfig:
             )
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise InputError(f"attention group={self.group} window={self.window}: expected >= 1")
+        if self.softcap < 0 or (self.softcap and self.narrow):
+            raise InputError(
+                f"attention softcap={self.softcap} dtype={self.dtype}: expected 0 or more, of "
+                "16-bit elements"
+            )
 
     @property
     def factor(self) -> float:
@@ -313,7 +321,7 @@ def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **r
 
 def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> None:
     (bq, bk), i = config.tile, task.number
-    scale: Tile | float = config.factor * LOG2E
+    scale: Tile | float = (config.softcap or config.factor) * LOG2E
     if config.narrow:
         scale = task.factor("q") * task.factor("k") * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
@@ -321,6 +329,8 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     acc = zeros(rows=bq, d=config.values)
     for j in loop(cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
+        if config.softcap:
+            scores = tanh(scores * (config.factor / config.softcap))
         scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
         # The base under which the largest score has the weight 2 ** lift.
         block = max_along(scores, "keys") * scale

@@ -67,6 +67,8 @@ def _dense(config: AttentionConfig, values: dict[str, Wide]) -> tuple[Wide, Wide
     k, v = (np.repeat(values[n], config.group, axis=1) for n in ("k", "v"))
     scale = config.scale if config.scale is not None else q.shape[-1] ** -0.5
     scores = np.einsum("bhrd,bhkd->bhrk", q, k) * scale
+    if config.softcap:
+        scores = config.softcap * np.tanh(scores / config.softcap)
     rows, keys = scores.shape[-2:]
     row_at, key_at = np.indices((rows, keys), dtype=np.int64)
     row_at = row_at + (keys - rows)

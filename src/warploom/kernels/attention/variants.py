@@ -158,6 +158,9 @@ def _builds(choice: Variant, config: AttentionConfig) -> bool:
     # full).
     rules = {"split_mask_loop", "optimistic_rescale"}
     crowded = config.packed and rules <= set(choice.point.rules)
+    # Nor do three groups have registers for a soft cap beside sums of heads of 128.
+    optimistic = "optimistic_rescale" in choice.point.rules
+    crowded |= bool(config.softcap) and optimistic and _tile(choice.point) == (192, 80)
     return known and not crowded
 
 

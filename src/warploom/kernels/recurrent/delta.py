@@ -86,8 +86,11 @@ class DeltaTask(Task):
             solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
             old = state.cast(BF16) @ k
-            out = self.advance(i, (state, old), (q, k, v), (solved, seen), decays)
-            self.put(i, out)
+            old *= -exp2(decays[0]).rename("t", "n") if decays[0] is not None else -1.0
+            new = v @ solved
+            new += old.cast(BF16) @ solved  # [e, r]
+            out = state.cast(BF16) @ q
+            self.put(i, self.advance(i, state, (new, out), (k, seen), decays))
             gates.turn()
         self.end(state)
 
@@ -103,19 +106,15 @@ class DeltaTask(Task):
         return summed(gates.vector("g") * LOG2E)
 
     def advance(
-        self, i: Index, before: tuple[Tile, Tile], given: tuple[Tile, Tile, Tile],
-        made: tuple[Tile, Tile], decays: Sums,
+        self, i: Index, state: Tile, found: tuple[Tile, Tile], given: tuple[Tile, Tile],
+        decays: Sums,
     ) -> Tile:  # fmt: skip
-        """The result of chunk i, [e, m], from the state before it with what that has for its keys,
-        its q, k and v, and the solution of its system with its scores; the state is moved on."""
-        (state, old), (q, k, v), (solved, seen), (sums, whole) = before, given, made, decays
-        old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
-        new = v @ solved
-        new += old.cast(BF16) @ solved  # [e, r]
+        """The result of chunk i, [e, m], from what its rows add, [e, r], and what the state before
+        it has for its queries, and from its k and scores; the state is moved on."""
+        (new, out), (k, seen), (sums, whole) = found, given, decays
         if self.config.states:
             where_u = self.batch, rows(i, "n"), self.head, self.values
             store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
-        out = state.cast(BF16) @ q
         fresh = added = new.cast(BF16).rename("r", "n")
         if sums is not None and whole is not None:
             added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")

@@ -123,8 +123,8 @@ class _Task:
         # of a register tile a sum takes 48 shuffles.
         ones = full(1.0, BF16, i=CHUNK, g=SAME)
         sums = [zeros(n=FEATURES, g=SAME) for _ in range(2)]
-        # The operands of a chunk; the last one lies where the first one was.
-        operands = [zeros(BF16, i=CHUNK, n=CHUNK) for _ in range(5)]
+        # Of a chunk's six operands the last two lie where the first two were.
+        operands = [zeros(BF16, i=CHUNK, n=CHUNK) for _ in range(4)]
         scale, share = scalar("scale") * LOG2E, log2(self.window)
         m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
         for c in loop(cdiv(size("rows"), CHUNK)):
@@ -144,24 +144,21 @@ class _Task:
             out = v @ operands[0]
             out += before @ operands[1]
             counted = list[Tile]()
-            for into, part, whole in zip(
-                operands[2:4], phi(mapped, self.linear), sums, strict=True
-            ):
+            for into, part, whole in zip(operands[2:], phi(mapped, self.linear), sums, strict=True):
                 narrow = part.cast(BF16)
                 into.assign(narrow.rename("m", "i"))
                 counted.append(narrow @ whole.cast(BF16))
             total += max_along(counted[0] + counted[1], "g")
             past = old @ maps[1]
-            for into, state in zip(operands[2:4], states, strict=True):
+            for into, state in zip(operands[2:], states, strict=True):
                 out += state.cast(BF16) @ into
             out *= (1.0 / total).rename("m", "i")
             where_out = self.batch, rows(c, "i"), self.head, self.values
             store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
             for half, part in enumerate(phi(past, where(first, 0.0, 1.0))):
-                into = operands[4] if half == 0 else operands[0]
-                into.assign(part.cast(BF16).rename("m", "i"))
-                sums[half] += into @ ones
-                states[half] += before.rename("n", "i") @ into
+                operands[half].assign(part.cast(BF16).rename("m", "i"))
+                sums[half] += operands[half] @ ones
+                states[half] += before.rename("n", "i") @ operands[half]
 
     def keys(self, name: str, i: Index, axis: str) -> Tile:
         """The q or k of chunk i, [axis, d]."""

@@ -87,7 +87,7 @@ def default_policy(config: RecurrentConfig) -> Policy:
     """What a configuration gets."""
     plan = default_launch(config)
     if config.taylor:
-        return Policy("multistage", plan)  # 10 % less time than deeper rings
+        return Policy("lcsf-early", plan, depth=2)  # 10 % less time than deeper rings
     if config.decay != "channel":
         gated = config.decay in ("token", "step") and config.depth == CHUNK
         gated = gated and not (config.delta or config.states)

@@ -60,7 +60,11 @@ class TaylorTask(Task):
         of_q, of_k = zeros(BF16, c=CHUNK, m=CHUNK), zeros(BF16, c=CHUNK, n=CHUNK)
         for i in loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            # The scores first: what is made of them takes registers that nothing else has yet.
+            s = (k @ q) * self.scale
+            seen = where(n <= m, s * (s * 0.5 + 1.0) + 1.0, 0.0).cast(BF16)
             out = (linear * self.scale).cast(BF16) @ q
+            out += v @ seen
             linear += v @ k
             out += rest.cast(BF16) @ self.apart("q", i, q, "m", self.squared)
             rest += v @ self.apart("k", i, k, "n", 1.0)
@@ -68,13 +72,11 @@ class TaylorTask(Task):
             for second, state in zip(self.of_q, states, strict=True):
                 of_q.assign((first.cast(FP32) * (second @ q)).cast(BF16))
                 out += state.cast(BF16) @ of_q
+            self.put(i, out)
             first = (self.first @ k).cast(BF16)
             for part, second in enumerate(self.of_k):
                 of_k.assign((first.cast(FP32) * (second @ k)).cast(BF16))
                 states[part] += v @ of_k
-            s = (k @ q) * self.scale
-            out += v @ where(n <= m, s * (s * 0.5 + 1.0) + 1.0, 0.0).cast(BF16)
-            self.put(i, out)
 
     def apart(self, name: str, i: Index, x: Tile, axis: str, weight: Tile | float) -> Tile:
         """The products of channels HALF apart and then the constant, [axis, d]: behind the last

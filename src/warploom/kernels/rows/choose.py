@@ -10,6 +10,7 @@ from warploom.codegen.ir.plan import MOST_BLOCKS
 from warploom.codegen.simt.choose import MOST_LANES, simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import Spills
+from warploom.kernels.rows.plans import plan_of
 from warploom.kernels.rows.program import (
     OPS,
     RowConfig,
@@ -23,19 +24,19 @@ from warploom.tile import DType, Program
 THREADS = 64  # of a block, where a row needs fewer: it takes several rows
 AT_LEAST = 128  # of one that adds up over rows, or has a piece of a row
 ROTATED = 8  # heads of a task of `rotary`, twice as many of pairs
-# Columns whose backward pass holds its rows in registers: others load them again. Rows of the
-# second range go over four blocks for it (H200: 3.02 TB/s, loaded again in two 2.83).
-HELD = (range(8193), range(16385, 32769))
+HELD = 8192  # columns whose backward pass holds its rows in registers: others load them again
 
 
 def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
-    """Program and schedule of an operation, and how many rows a task takes: as many as fill a small
-    block. Its arrays are to be aligned to lines."""
+    """Program and schedule of an operation, and how many rows a task takes: of the plan that was
+    measured to be the fastest nearby, or else as many rows as fill a small block. Its arrays are to
+    be aligned to lines."""
     if config.op == "rotary":
         return _rotary(config)
+    if (plan := plan_of(config)) is not None:
+        return *plan.kernel(config), plan.rows
     sums = config.op.endswith("norm_backward")
-    again = sums and not any(config.columns in one for one in HELD)
-    if again:
+    if sums and config.columns > HELD:
         config = replace(config, options=config.options | {"again"})
     schedule = simt(row_program(config))
     if OPS[config.op].pointwise and schedule.vector > 1:
@@ -47,10 +48,7 @@ def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
     program = row_program(config)
     if config.rows > 1:
         schedule = simt(program)
-    # What is loaded again every time stays in L1 where the ring leaves it room (16384 columns,
-    # H200: 3.63 TB/s with two stages, 2.73 with three).
-    stages = min(schedule.stages, 2) if again else schedule.stages
-    return program, replace(schedule, stages=stages, aligned=True), config.rows
+    return program, replace(schedule, aligned=True), config.rows
 
 
 def built_rows(config: RowConfig, arch: str = "sm_90a") -> Built:

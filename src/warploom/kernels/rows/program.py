@@ -125,7 +125,8 @@ class Rows:
 
     def add(self, name: str, tile: Tile) -> None:
         """Add rows to what the task sums up for an array of parts."""
-        self.sums[name].assign(self.sums[name] + tile)
+        more = sum_along(tile, "m") if "again" in self else tile
+        self.sums[name].assign(self.sums[name] + more)
 
     def dropped(self, tile: Tile) -> Tile:
         """Elements with the probability `p`, by the two words of `seed`, are 0; others grow."""
@@ -361,12 +362,15 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
     cols, parts = span(0, config.columns), size("parts")
     scales = None if "again" in config.options else load(arrays["w"], cols).cast(FP32)
     names = [name for name in arrays if name.endswith("_parts")]
-    sums = {name: zeros(m=config.rows, n=config.columns) for name in names}
+    # Long rows lie in all threads of a block: those of a task have one sum a column together.
+    whole = "again" in config.options
+    kept = {"n": config.columns} if whole else {"m": config.rows, "n": config.columns}
+    sums = {name: zeros(FP32, **kept) for name in names}
     for i in loop((cdiv(size("m"), config.rows) - p + parts - 1) // parts):
         first = (i * parts + p) * config.rows
         OPS[config.op].body(Rows(config, arrays, first, 0, sums, scales))
     for name, total in sums.items():
-        store(arrays[name], p, cols, tile=sum_along(total, "m"))
+        store(arrays[name], p, cols, tile=total if whole else sum_along(total, "m"))
 
 
 def rotary(config: RowConfig) -> Program:

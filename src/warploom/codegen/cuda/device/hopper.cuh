@@ -72,6 +72,13 @@ DEVICE void read_quad(float* x, unsigned at) {
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at) : "memory");
 }
 
+//@ read_quad_later
+// Nothing but barriers keeps the compiler from reading this late.
+DEVICE void read_quad_later(float* x, const float* from) {
+  const float4 y = *reinterpret_cast<const float4*>(from);
+  x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+}
+
 //@ add_quad
 DEVICE void add_quad(float* x, unsigned at) {
   float y[4];
@@ -204,6 +211,11 @@ template <int kPending> DEVICE void wgmma_wait() {
 DEVICE void store_16_bytes(void* to, const unsigned (&w)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+
+//@ store_pair
+DEVICE void store_pair(float* to, float x, float y) {
+  *reinterpret_cast<float2*>(to) = make_float2(x, y);
 }
 
 //@ copy_16_bytes

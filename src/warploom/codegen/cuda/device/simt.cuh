@@ -150,8 +150,10 @@ DEVICE void read_fragments(Line<T, kCount>& x, const T* data, int row, int place
 
 //@ load_now
 // One access for each 16 bytes, or one of 8, 4 or 2, which the compiler leaves where it is: it would
-// move some of a row's loads behind the first use of others. What is read once passes by L1.
-template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const void* from) {
+// move some of a row's loads behind the first use of others. What is read once passes by L1; what is
+// read `kHere` does not begin before a barrier in front of it.
+template <int kBytes, bool kOnce, bool kHere, class W>
+DEVICE void load_now(W* to, const void* from) {
   if constexpr (kBytes == 2) {
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
   } else if constexpr (kBytes % 16 == 0) {
@@ -159,7 +161,10 @@ template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const voi
     for (int s = 0; s < kBytes / 16; ++s) {
       unsigned* const x = to + 4 * s;
       const char* const at = static_cast<const char*>(from) + 16 * s;
-      if constexpr (kOnce)
+      if constexpr (kHere)
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at) : "memory");
+      else if constexpr (kOnce)
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
       else
@@ -182,13 +187,13 @@ template <class T> DEVICE const T* pinned(const T* p) {
 }
 
 //@ read_early
-template <bool kOnce, class T, int kCount, class X>
+template <bool kOnce, bool kHere = false, class T, int kCount, class X>
 DEVICE void read_early(Line<T, kCount>& x, const T* from, int place, int length, bool inside,
                        X edge) {
   edge_line(x, edge);
   if (inside && unsigned(place) < unsigned(length)) {
     if constexpr (kCount * int(sizeof(T)) == 1) copy_bytes<1>(x.words, from);
-    else load_now<kCount * int(sizeof(T)), kOnce>(x.words, from);
+    else load_now<kCount * int(sizeof(T)), kOnce, kHere>(x.words, from);
   }
 }
 
@@ -291,16 +296,16 @@ DEVICE void copy_any(unsigned char* stage, int number, const T* line, int place,
 }
 
 //@ take_words
-// Volatile: what is taken again is read again, so that it need not stay in registers.
+// Volatile for both compilers: what is taken again is read again and need not stay in registers.
 template <int kBytes> DEVICE void take_words(unsigned* x, unsigned at) {
   if constexpr (kBytes == 16)
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
   else if constexpr (kBytes == 8)
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+    asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];"
                  : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
   else
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
 }
 
 //@ take_line
@@ -375,8 +380,15 @@ DEVICE void combine_warps(T* x, void* shared, F f) {
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
-      x[s] = row[s];
-      for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
+      if constexpr (kStride == 1) {
+        // A lane takes the value of a warp: f may be costly.
+        x[s] = row[threadIdx.x % Of::kGroups * kCount + s];
+#pragma unroll
+        for (int step = 1; step < Of::kGroups; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
+      } else {
+        x[s] = row[s];
+        for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
+      }
     }
   }
 }
@@ -404,6 +416,10 @@ DEVICE Weighted joined(Weighted a, Weighted b, float scale) {
   const float best = fmaxf(a.value, b.value);
   return {best, a.sum * share_of(a.value, best, scale) + b.sum * share_of(b.value, best, scale)};
 }
+DEVICE Weighted swap_with(Weighted x, int lanes) {
+  return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
+          __shfl_xor_sync(0xffffffffu, x.sum, lanes)};
+}
 DEVICE void words_of(unsigned* w, Weighted x) {
   w[0] = __float_as_uint(x.value);
   w[1] = __float_as_uint(x.sum);
@@ -420,9 +436,10 @@ DEVICE void push_word(unsigned to, unsigned x, unsigned bar) {
                ::"r"(to), "r"(x), "r"(bar) : "memory");
 }
 
-//@ cluster_arrive
-DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+//@ cluster_begin
+// The barriers that a fence published are ordered by this arrival.
+DEVICE void cluster_begin() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 //@ cluster_wait
@@ -445,19 +462,22 @@ template <class T> DEVICE void of_words(T& x, const unsigned* w) {
 }
 
 //@ combine_blocks
-// x[.] that the peers of a block have in common, put together by f over the blocks of the cluster.
-// Every block pushes its values to all, once all have read those of the turn before.
-template <int kBlocks, int kPeers, int kStride, int kOthers, int kCount, class T, class F>
+// x[.] that the threads of a warp have in common, put together by f over the warps of all blocks of
+// the cluster that have a row. Every warp pushes its values to all blocks once all are there. Where
+// turns follow, a second barrier in every block counts the warps that have read those of a turn.
+template <int kBlocks, int kPeers, int kOthers, int kCount, bool kMore, class T, class F>
 DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
-  using Of = Peers<kPeers, kStride>;
-  constexpr int kWords = int(sizeof(T)) / 4;
-  const unsigned own = Of::other() * kCount * int(sizeof(T));
-  const unsigned base = bar + 16, part = kOthers * kCount * int(sizeof(T));
-  cluster_wait();
-  if (threadIdx.x == 0) barrier_expect(bar, kBlocks * part);
-  if (Of::mine() < kBlocks) {
-    const unsigned to = in_peer(base + cluster_rank() * part + own, Of::mine());
-    const unsigned there = in_peer(bar, Of::mine());
+  constexpr int kWords = int(sizeof(T)) / 4, kWarps = kPeers / 32, kAll = kBlocks * kWarps;
+  constexpr int kLanes = kAll < 32 ? kAll : 32;
+  const int lane = int(threadIdx.x) % 32;
+  const unsigned row = bar + 16 + int(threadIdx.x) / kPeers * kAll * kCount * int(sizeof(T));
+  const unsigned own = cluster_rank() * kWarps + int(threadIdx.x) % kPeers / 32;
+  if (!kMore || turn == 0) cluster_wait();
+  else barrier_wait(bar + 8, turn - 1 & 1);
+  if (threadIdx.x == 0) barrier_expect(bar, kAll * kOthers * kCount * int(sizeof(T)));
+  if (lane < kBlocks) {
+    const unsigned to = in_peer(row + own * kCount * int(sizeof(T)), lane);
+    const unsigned there = in_peer(bar, lane);
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
       unsigned words[kWords];
@@ -470,17 +490,23 @@ DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
 #pragma unroll
   for (int s = 0; s < kCount; ++s) {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int first = 0; first < kAll; first += 32) {
       unsigned words[kWords];
       T y;
 #pragma unroll
       for (int w = 0; w < kWords; ++w)
-        words[w] = unsigned(shared_read(base + block * part + own + (s * kWords + w) * 4));
+        words[w] = unsigned(
+            shared_read(row + (((first + lane % kLanes) * kCount + s) * kWords + w) * 4));
       of_words(y, words);
-      x[s] = block ? f(x[s], y) : y;
+      x[s] = first ? f(x[s], y) : y;
     }
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
   }
-  cluster_arrive();
+  if constexpr (kMore) {
+    __syncwarp();
+    if (lane < kBlocks) barrier_arrive_at(bar + 8, lane);
+  }
 }
 
 //@ scan

@@ -6,6 +6,7 @@ the threads' exchanges through one piece of shared memory that the ops use in tu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from warploom.codegen.cuda.lines import indent
@@ -34,7 +35,8 @@ from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
 from warploom.codegen.simt.facts import WORDS, SimtFacts, simt_facts
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
-from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.simt.schedule import WARP, SimtSchedule
+from warploom.codegen.simt.staged import Pass, passes, staged_tiles
 from warploom.tile import Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
@@ -51,23 +53,35 @@ class _Printer:
         self.program, self.schedule, self.facts = program, schedule, facts
         self.layout = facts.layout
         self.temporaries = 0
+        self.staged = staged_tiles(program, facts.ahead) if schedule.staged else {}
+
+    def _between_grids(self) -> tuple[Sequence[str], Sequence[str]]:
+        """What a block does about other grids before it knows its place, and then: it waits for the
+        previous one where it has one task and has read no number to know it."""
+        launch = self.schedule.launch
+        if not launch.dependent:
+            return (), ()
+        late = not (launch.persistent or self.program.reads)
+        return (BETWEEN_GRIDS[:1], BETWEEN_GRIDS[1:]) if late else (BETWEEN_GRIDS, ())
 
     def source(self) -> CudaSource:
         blocks = self.schedule.cluster
         head, tail = self._tasks()
-        declared = [self._declare(var) for var in self._variables()]
+        declared = [self._declare(var) for var in self._variables() if var.name not in self.staged]
         for one in self.facts.weighted.sums.values():
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
+        first, then = self._between_grids()
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *(BETWEEN_GRIDS if self.schedule.launch.dependent else ()),
+            *first,
             *self._positions(),
             *self._cluster(),
             *head,
-            *indent((*declared, *body)),
+            *indent((*then, *declared, *body)),
             *tail,
+            *self._last_turn(),
         ]
         signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
         text = "\n".join(lines)
@@ -120,7 +134,8 @@ class _Printer:
         if not plan.persistent:
             # A block has one task: what a loop would have ready before it only delays the loads.
             head = [*count_lines(self.program, plan), f"const int task = {start};"]
-            return [*head, "if (task < tasks) {", *indent(inside)], ["}"]
+            copies = self._staged_copies()
+            return [*head, "if (task < tasks) {", *indent((*inside, *copies))], ["}"]
         if not self.facts.ahead.of_tasks:
             head, tail = task_lines(self.program, plan, sharing=blocks)
             return head, tail.split("\n")
@@ -134,6 +149,15 @@ class _Printer:
             f"for (int task = {start}; task < tasks; task += {step}, ++turn) {{",
             *indent((*inside, *first)),
         ], [*indent(last), "}"]
+
+    def _staged_copies(self) -> list[str]:
+        ahead = self.facts.ahead
+        if not self.schedule.staged or not ahead.of_tasks:
+            return []
+        ring = Ring(self.facts.rings[""], ahead.stages[""], 1)
+        ops = [op for op in self.program.body if isinstance(op, Op) and op.id in ahead.copies]
+        copies = [self._access(op).copy_lines(ahead.slots[op.id], STAGE) for op in ops]
+        return [ring.stage("0"), *(line for one in copies for line in one), "copies_commit();"]
 
     def _positions(self) -> list[str]:
         lanes = self.schedule.lanes
@@ -151,15 +175,35 @@ class _Printer:
         blocks have theirs."""
         if self.facts.cluster_at is None:
             return []
+        warps = self.schedule.cluster * self.schedule.threads // WARP
         return [
             f"const unsigned cluster_at = smem_address(shared + {self.facts.cluster_at});",
+            f"constexpr bool in_turns = {'true' if self._in_turns() else 'false'};",
             "unsigned cluster_turn = 0;",
             "if (threadIdx.x == 0) {",
             "  barrier_init(cluster_at, 1);",
+            f"  barrier_init(cluster_at + 8, {warps});",
             "  fence_barrier_init();",
             "}",
-            "cluster_arrive();",
+            "cluster_begin();",
         ]
+
+    def _last_turn(self) -> list[str]:
+        """A block is there until no other one can arrive at its barrier."""
+        if self.facts.cluster_at is None or not self._in_turns():
+            return []
+        return ["if (cluster_turn > 0) barrier_wait(cluster_at + 8, cluster_turn - 1 & 1);"]
+
+    def _in_turns(self) -> bool:
+        """Whether the blocks of a cluster exchange more than once."""
+        if self.schedule.launch.persistent or any(isinstance(i, Loop) for i in self.program.body):
+            return True
+        alone = self.facts.weighted.tops | self.facts.picks.keys()
+        sums = [op for op in self.program.ops() if OPS[op.kind].group == "reduce"]
+        sources = [op.srcs[0] for op in sums if op.id not in alone]
+        axes = [op.axis for op in sums if op.id not in alone]
+        forms = [axis_form(x.type, self._form(x), a) for x, a in zip(sources, axes, strict=True)]
+        return forms.count(COL) > 1
 
     def _variables(self) -> list[Var]:
         found: dict[str, Var] = {}
@@ -182,15 +226,79 @@ class _Printer:
         # Numbers of a row lead the way: what is loaded by them waits for them alone.
         first.sort(key=lambda op: op.dst is not None and self._form(op.dst) in (TILE, COL))
         lines = [line for op in first for line in self._fetch(op)]
-        for item in items:
-            if isinstance(item, Op) and item.id in self.facts.idle:
-                continue
-            if isinstance(item, Op):
-                where = item.where.rsplit("/", 1)[-1]
-                lines += [f"// {item}  {where}", *self._op(item)]
-            else:
+        if self.staged and items is self.program.body:
+            lines.append("copies_wait<0>();")
+        staged = self.staged and items is self.program.body
+        for item in self._passes() if staged else items:
+            if isinstance(item, Pass):
+                lines += self._pass(item)
+            elif isinstance(item, Loop):
                 lines += self._loop(item)
+            elif item.id not in self.facts.idle:
+                lines += [_note(item), *self._whole(item)]
         return lines
+
+    def _whole(self, op: Op) -> list[str]:
+        """The code of an op outside of passes: the staged tiles that it reads come before it."""
+        before: list[str] = []
+        if op.id not in self.facts.picks:
+            for var, load, access in self._taken([op]):
+                name = self._lines(load)
+                taken = access.take_lines(self.facts.ahead.slots[load.id], STAGE, name)
+                values = access.value_lines(name, c_name(var.name))
+                before += [self._declare(var), access.declared(name), *taken, *values]
+        return ["{", *indent((*before, *self._op(op))), "}"] if before else self._op(op)
+
+    def _taken(self, ops: Sequence[Op]) -> list[tuple[Var, Op, Access]]:
+        """The staged tiles that ops read, with their loads."""
+        read = dict.fromkeys(src for op in ops for src in op.srcs if src.name in self.staged)
+        return [(var, load := self.staged[var.name], self._access(load)) for var in read]
+
+    def _passes(self) -> list[Op | Loop | Pass]:
+        facts = self.facts
+        apart, idle = facts.blocks_of_words | facts.picks.keys(), facts.idle
+        tops = [one.top for one in facts.weighted.sums.values()]
+        return passes(self.program, self.layout, facts.forms, self.staged, apart, idle, tops)
+
+    def _pass(self, one: Pass) -> list[str]:
+        """Ops line by line: what is taken of a staged tile is used at once."""
+        vector = self.schedule.vector
+        before, after, body = list[str](), list[str](), list[str]()
+        for var, load, access in self._taken(one.ops):
+            name = f"{c_name(var.name)}_line_at"
+            before += [self._declare(var), access.declared(name)]
+            body += access.of_line(access.take_lines(self.facts.ahead.slots[load.id], STAGE, name))
+            body += access.of_line(access.value_lines(name, c_name(var.name)))
+        for op in one.ops:
+            if op.kind in ("load", "store"):
+                if op.kind == "store" and op.array and op.array.name in self.facts.loaded:
+                    before.append("__syncthreads();")
+                access, name = self._access(op), self._lines(op)
+                if op.dst is None:
+                    body += access.of_line(access.store_lines(c_name(op.srcs[0].name)))
+                    continue
+                lines = access.load_lines(name, early=True)
+                before += [
+                    access.declared(name),
+                    *(one.strip() for one in lines if "pinned" in one),
+                ]
+                body += [one.replace("<false>", "<false, true>") for one in access.of_line(lines)]
+                body += access.of_line(access.value_lines(name, c_name(op.dst.name)))
+                continue
+            if OPS[op.kind].group == "reduce":
+                assert op.dst is not None
+                source, into = c_name(op.srcs[0].name), c_name(op.dst.name)
+                first, step = emit_axis.step_lines(self.layout, op, source, into)
+                before += unroll("i", self.layout.extents(op.dst.type, ROW)[0], [first])
+                after += ["{", *indent(self._reduce(op, own=False)), "}"]
+            else:
+                _, step = self._element(op)
+            body += unroll("h", vector, [f"const int j = s * {vector} + h;", step])
+        variables = [var for op in one.ops for var in (*op.srcs, op.dst) if var is not None]
+        extents = [self.layout.extents(var.type, self._form(var)) for var in variables]
+        rows, cols = max((one for one in extents if len(one) == 2), default=(1, *extents[-1]))
+        whole = unroll("i", rows, unroll("s", cols // vector, body))
+        return ["{", *indent([*map(_note, one.ops), *before, *whole, *after]), "}"]
 
     def _loop(self, loop: Loop) -> list[str]:
         index, start, stop = c_name(loop.index), c_index(loop.start), c_index(loop.stop)
@@ -290,7 +398,16 @@ class _Printer:
         )
         return name, [declaration], after
 
-    def _map(self, op: Op) -> list[str]:
+    def _element(self, op: Op) -> tuple[list[str], str]:
+        """(lines before, a statement) of an op that computes each element by itself."""
+        before, operands = self._operands(op)
+        assert op.dst is not None
+        form, name = self._form(op.dst), c_name(op.dst.name)
+        exact = op.dst.name in self.facts.stored_only
+        value = expression(self.layout, op, form, operands, exact)
+        return before, f"{name}{NAMES[form]} = {value};"
+
+    def _operands(self, op: Op) -> tuple[list[str], list[str]]:
         assert op.dst is not None
         form = self._form(op.dst)
         before: list[str] = []
@@ -304,13 +421,15 @@ class _Printer:
         if op.id in self.facts.weighted.products:
             at, one = self.facts.weighted.products[op.id]
             operands[at] = f"({operands[at]} * {emit_axis.share_name(one)}[i])"
+        return before, operands
+
+    def _map(self, op: Op) -> list[str]:
+        assert op.dst is not None
         if op.id in self.facts.blocks_of_words:
-            return self._philox_blocks(op, before, operands)
-        exact = op.dst.name in self.facts.stored_only
-        value = expression(self.layout, op, form, operands, exact)
-        name = c_name(op.dst.name)
+            return self._philox_blocks(op, *self._operands(op))
+        before, element = self._element(op)
+        form, line = self._form(op.dst), [element]
         extents = self.layout.extents(op.dst.type, form)
-        line = [f"{name}{NAMES[form]} = {value};"]
         if form in (TILE, COL):
             line = unroll("j", extents[-1], line)
         if form in (TILE, ROW):
@@ -335,7 +454,8 @@ class _Printer:
             "}",
         ]
 
-    def _reduce(self, op: Op) -> list[str]:
+    def _reduce(self, op: Op, own: bool = True) -> list[str]:
+        """A reduction; without `own`, `op.dst` has what a thread's own elements give."""
         assert op.dst is not None
         source = op.srcs[0]
         form = self._form(source)
@@ -344,10 +464,12 @@ class _Printer:
             return [*before, *emit_axis.pick_lines(self.layout, pick, into), *after]
         weighted, name = self.facts.weighted, c_name(source.name)
         if op.id in weighted.tops:
-            return emit_axis.own_top_lines(self.layout, op, name, c_name(op.dst.name))
+            return emit_axis.own_top_lines(self.layout, op, name, c_name(op.dst.name), own)
         if one := weighted.sums.get(op.id):
             into = c_name(op.dst.name)
-            return emit_axis.weighted_sum_lines(self.layout, op, one, name, into)
+            return emit_axis.weighted_sum_lines(self.layout, op, one, name, into, own)
+        if not own:
+            return emit_axis.shared_lines(self.layout, op, c_name(op.dst.name))
         make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
         if form != TILE:
             return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")
@@ -404,6 +526,10 @@ class _Printer:
         assert op.array is not None
         lines = self._access(op).store_lines(c_name(op.srcs[0].name))
         return ["__syncthreads();", *lines] if op.array.name in self.facts.loaded else lines
+
+
+def _note(op: Op) -> str:
+    return f"// {op}  {op.where.rsplit('/', 1)[-1]}"
 
 
 def _declaration(parameter: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt.emit_map import rounded
 from warploom.codegen.cuda.simt.emit_memory import Access, unroll
-from warploom.codegen.cuda.simt.places import col, peers, row
+from warploom.codegen.cuda.simt.places import col, inside_col, peers, row
 from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
 from warploom.codegen.simt.picks import Pick
@@ -26,13 +26,13 @@ def _own(layout: Layout, kind: TileType, form: str, axis: str) -> tuple[int, int
     extents = layout.extents(kind, form)
     along = axis_form(kind, form, axis)
     size = kind.size(axis)
-    place = col(layout, "s") if along == COL else row(layout, "s")
-    ragged = layout.ragged_cols(size) if along == COL else layout.ragged_rows(size)
+    inside = inside_col(layout, size, "s")
+    if along != COL:
+        inside = f"{row(layout, 's')} < {size}" if layout.ragged_rows(size) else ""
     count = extents[-1] if along == COL else extents[0]
     if form != TILE:
-        return 1, count, f"{place} < {size}" if ragged else ""
-    kept = extents[0] if along == COL else extents[1]
-    return kept, count, f"{place} < {size}" if ragged else ""
+        return 1, count, inside
+    return extents[0] if along == COL else extents[1], count, inside
 
 
 def element(form: str, along: str, name: str) -> str:
@@ -46,12 +46,20 @@ def combined(
     layout: Layout, along: str, results: int, name: str, word: str, function: str
 ) -> list[str]:
     """What threads hold of each result, put together over a block and then over a cluster."""
-    schedule, combine = layout.schedule, f"[]({word} a, {word} b) {{ return {function}; }}"
-    lines = [f"combine<{peers(layout, along)}, {results}>({name}, shared, {combine});"]
-    if schedule.cluster > 1 and along == COL:
-        shape = f"{schedule.cluster}, {peers(layout, along)}, {schedule.rows}, {results}"
-        lines.append(f"combine_blocks<{shape}>({name}, cluster_at, cluster_turn, {combine});")
-    return lines
+    combine = f"[]({word} a, {word} b) {{ return {function}; }}"
+    if layout.schedule.cluster > 1 and along == COL:
+        return [
+            f"combine<{_of_warp(layout)}, {results}>({name}, shared, {combine});",
+            _over_blocks(layout, results, name, combine),
+        ]
+    return [f"combine<{peers(layout, along)}, {results}>({name}, shared, {combine});"]
+
+
+def _over_blocks(layout: Layout, results: int, name: str, combine: str) -> str:
+    """What the threads of a warp have in common, put together over the blocks of a cluster."""
+    schedule = layout.schedule
+    shape = f"{schedule.cluster}, {schedule.lanes}, {schedule.rows}, {results}, in_turns"
+    return f"combine_blocks<{shape}>({name}, cluster_at, cluster_turn, {combine});"
 
 
 def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
@@ -73,16 +81,45 @@ def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
         *unroll("t", results, [*body, f"({into})[t] = total;"]),
         *combined(layout, along, results, into, word, function),
     ]
-    if not integer and op.dst.type.dtype.bits < 32:
+    return [*lines, *_rounded(op, results, into)]
+
+
+def step_lines(layout: Layout, op: Op, source: str, into: str) -> tuple[str, str]:
+    """What `into[i]` is before a reduction along columns, and its step by `source[i][j]`."""
+    kind = op.srcs[0].type
+    integer = kind.dtype.kind == "int"
+    table, identity = (INT_OPS, INT_IDENTITY) if integer else (FLOAT_OPS, FLOAT_IDENTITY)
+    combine, value = COMBINES[op.kind], f"{source}[i][j]"
+    if inside := inside_col(layout, kind.size(op.axis)):
+        value = f"({inside} ? {value} : {identity[combine]})"
+    step = table[combine].format(f"{into}[i]", value)
+    return f"{into}[i] = {identity[combine]};", f"{into}[i] = {step};"
+
+
+def shared_lines(layout: Layout, op: Op, into: str) -> list[str]:
+    """A reduction along the columns from what each thread has of it."""
+    kind = op.srcs[0].type
+    integer = kind.dtype.kind == "int"
+    function = (INT_OPS if integer else FLOAT_OPS)[COMBINES[op.kind]].format("a", "b")
+    results = layout.extents(kind, TILE)[0]
+    word = "int" if integer else "float"
+    lines = combined(layout, COL, results, into, word, function)
+    return [*lines, *_rounded(op, results, into)]
+
+
+def _rounded(op: Op, results: int, into: str) -> list[str]:
+    assert op.dst is not None
+    lines: list[str] = []
+    if op.srcs[0].type.dtype.kind != "int" and op.dst.type.dtype.bits < 32:
         text = rounded(f"({into})[t]", op.dst.type.dtype)
         lines += unroll("t", results, [f"({into})[t] = {text};"])
     return lines
 
 
-def own_top_lines(layout: Layout, op: Op, source: str, into: str) -> list[str]:
+def own_top_lines(layout: Layout, op: Op, source: str, into: str, own: bool = True) -> list[str]:
     """`into` = the largest element of a row that a warp has; 0 where it has only -inf, below which
     nothing can be taken."""
-    results, body = _of_own_columns(layout, op, source, into)
+    results, body = _of_own_columns(layout, op, source, into, own)
     kept = f"({into})[t] = ({into})[t] == -INFINITY ? 0.0f : ({into})[t];"
     return [
         *body,
@@ -91,11 +128,13 @@ def own_top_lines(layout: Layout, op: Op, source: str, into: str) -> list[str]:
     ]
 
 
-def weighted_sum_lines(layout: Layout, op: Op, one: Weighted, source: str, into: str) -> list[str]:
+def weighted_sum_lines(
+    layout: Layout, op: Op, one: Weighted, source: str, into: str, own: bool = True
+) -> list[str]:
     """`into` = the sum of weights of a row from those of its warps, which makes the largest value
     of a warp the row's; `share_of_` says what a warp's weights count."""
-    schedule, top = layout.schedule, c_name(one.top.name)
-    results, body = _of_own_columns(layout, op, source, into)
+    top = c_name(one.top.name)
+    results, body = _of_own_columns(layout, op, source, into, own)
     scale = literal(one.scale, "fp32")
     join = f"[](Weighted a, Weighted b) {{ return joined(a, b, {scale}); }}"
     lines = [
@@ -106,11 +145,9 @@ def weighted_sum_lines(layout: Layout, op: Op, one: Weighted, source: str, into:
             f"{share_name(one)}[t] = ({into})[t] == 0.0f ? -INFINITY : {top}[t];",
             f"of_row[t] = Weighted{{{share_name(one)}[t], ({into})[t]}};",
         ]),
+        _over_blocks(layout, results, "of_row", join) if layout.schedule.cluster > 1 else
         f"combine_warps<{peers(layout, COL)}, {results}>(of_row, shared, {join});",
     ]  # fmt: skip
-    if schedule.cluster > 1:
-        shape = f"{schedule.cluster}, {peers(layout, COL)}, {schedule.rows}, {results}"
-        lines.append(f"combine_blocks<{shape}>(of_row, cluster_at, cluster_turn, {join});")
     return [
         *lines,
         *unroll("t", results, [
@@ -134,9 +171,13 @@ def _function(combine: str) -> str:
     return f"[](float a, float b) {{ return {FLOAT_OPS[combine].format('a', 'b')}; }}"
 
 
-def _of_own_columns(layout: Layout, op: Op, source: str, into: str) -> tuple[int, list[str]]:
+def _of_own_columns(
+    layout: Layout, op: Op, source: str, into: str, own: bool
+) -> tuple[int, list[str]]:
     """(rows, lines) of a reduction over the columns that a thread holds."""
     results, count, inside = _own(layout, op.srcs[0].type, TILE, op.axis)
+    if not own:
+        return results, []
     combine = COMBINES[op.kind]
     value = element(TILE, COL, source)
     value = f"({inside} ? {value} : {FLOAT_IDENTITY[combine]})" if inside else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from warploom.codegen.cuda.lines import indent
@@ -133,6 +134,11 @@ class Access:
             body = unroll("s", extents[-1], body)
         return unroll("i", extents[0], body) if self.form in (TILE, ROW) else body
 
+    @staticmethod
+    def of_line(lines: list[str]) -> list[str]:
+        """The statement for one line, of those for every line of a tile."""
+        return [one for line in lines if re.match(r"\w+(<[^;]*>)?\(", one := line.strip())][:1]
+
     def cases(self, make: Callable[[str], str]) -> list[str]:
         """`make("whole")` for every line where all lines are whole, else `make("any")`."""
         if (self.vector == 1 or self.layout.schedule.aligned) and not self.step:
@@ -180,7 +186,7 @@ class Access:
 
     def _early_lines(self, name: str, once: bool) -> list[str]:
         """The same, from the address of a thread's first line of a row on."""
-        first, later, declared = "0", "0", "from_at"
+        first, later, declared = "0", "0", f"from_{name}"
         if self.place.col is not None:
             first = f"{self.place.col[1]} + thread_col * {self.vector}"
             later = f"s * {self.layout.lanes * self.vector}"
@@ -238,6 +244,11 @@ class Access:
     def copy_lines(self, slot: Slot, stage: str) -> list[str]:
         """Copies of a thread's lines to its places in a stage, some iterations before their use."""
         number = self._number(slot)
+        if self.place.array.fragments and self.form != ROW:
+            raise InputError(
+                f"{self.op.where}: load of {self.kind} from {self.op.array} runs ahead, and arrays "
+                "in fragments have no code for it; give the schedule one stage"
+            )
         return self.cases(
             lambda how: (
                 f"copy_{how}<{self.layout.schedule.threads}>({stage} + {slot.at}, {number}, "

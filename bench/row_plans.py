@@ -1,0 +1,250 @@
+"""Which plan a row operation gets: candidates, timed on a GPU, and the table they make.
+
+    python -m bench.row_plans build [CASES]         compile the candidates, without a GPU
+    python -m bench.row_plans run [CASES] --out OUT        time them, on a GPU
+    python -m bench.row_plans record FILES          into src/warploom/kernels/rows/tuned.toml
+
+Cases are those of `bench.row_ops`. A candidate has registers for its row, or leaves it in shared
+memory, with so many bytes a thread; a kernel that spills is none. Bursts of captured launches in
+shuffled rounds, on the tensors of `bench.row_ops`; the first candidate twice as A/A control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from bench import row_ops
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.simt.choose import simt
+from warploom.errors import DoesNotFit, InputError, Spills
+from warploom.kernels.rows.plans import TABLE, PlanRow, RowPlan, as_toml, read_plans
+from warploom.kernels.rows.program import RowConfig, row_program
+from warploom.runtime.interface import Interface
+from warploom.runtime.kernel import Kernel
+
+ARCH = "sm_90a"
+ROUNDS, SECONDS, REST = 5, 0.003, 0.003
+SM_THREADS, SM_BYTES = 1536, 220 << 10  # at 40 registers of a thread; of shared memory
+CLOSE = 0.01  # a plan that no row prefers by more than this is not kept
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "int32": "int32", "e4m3": "float8_e4m3fn"}
+OUTPUTS = ("y", "rstd", "mean", "lse", "summed", "scale")
+CASES = (
+    "cross_entropy", "softmax", "rmsnorm", "layernorm", "softmax_backward",
+    "cross_entropy with its gradient", "rmsnorm residual", "rmsnorm fp8", "quantised",
+    "rmsnorm_backward", "layernorm_backward",
+)  # fmt: skip
+
+
+def name_of(plan: RowPlan) -> str:
+    """What a plan is called: how it differs from others."""
+    kind = "again" if plan.again else "staged" if plan.staged else "held"
+    parts = [f"{kind}-{plan.threads}x{plan.cluster}"]
+    parts += [f"lanes-{plan.lanes}"] * (plan.lanes != plan.threads)
+    parts += [f"rows-{plan.rows}"] * (plan.rows > 1)
+    parts += [f"stages-{plan.stages}"] * (plan.stages > 1)
+    parts += ["tasks"] * (plan.persistent and not plan.again)
+    parts += [f"resident-{plan.resident}"] * (plan.resident > 1)
+    return "-".join(parts)
+
+
+def candidates(config: RowConfig) -> dict[str, RowPlan]:
+    """Plans to try for a configuration, the compiler's own schedule first."""
+    program = row_program(config)
+    own, loads = simt(program), sum(len(array.dims) == 2 and array.dims[-1] == "n" for array in
+                                    program.arrays if _read(program, array.name))  # fmt: skip
+    found = [RowPlan(own.threads, own.lanes, own.cluster, 1, own.stages, own.launch.resident,
+                     own.launch.persistent)]  # fmt: skip
+    columns = config.columns
+    for cluster in (1, 2, 4, 8):
+        for threads in (64, 128, 256, 512, 1024):
+            each = columns // cluster // threads
+            if config.op.endswith("norm_backward"):
+                found += _again(columns // cluster, threads, cluster, each)
+            elif each in (32 // loads, 64 // loads) and threads >= 128 * (cluster > 1):
+                room = SM_BYTES // (columns // cluster * 2 * loads)
+                most = min(16, SM_THREADS // threads, room)
+                shares = {most, most * 2 // 3} - {0}
+                found += [
+                    RowPlan(threads, threads, cluster, resident=one, staged=True) for one in shares
+                ]
+    return {name_of(plan): plan for plan in found}
+
+
+def _again(columns: int, threads: int, cluster: int, each: int) -> list[RowPlan]:
+    """Plans of a backward pass for a block's columns."""
+    found: list[RowPlan] = []
+    for rows in (1, 2):
+        for stages in (2, 3):
+            fit = SM_BYTES // (columns * 4 * rows * stages)
+            if 8 <= each <= 32 and fit * threads >= 512:
+                resident = min(fit, 1024 // threads)
+                found.append(
+                    RowPlan(threads, threads, cluster, rows, stages, resident, True, again=True)
+                )
+    return found
+
+
+def _read(program: Any, name: str) -> bool:
+    return any(op.kind == "load" and op.array.name == name for op in program.ops())
+
+
+def built(config: RowConfig, plan: RowPlan) -> Built | None:
+    """The kernel of a plan; None where it has none, or spills."""
+    try:
+        return build(*plan.kernel(config), ARCH)
+    except (Spills, DoesNotFit, InputError):
+        return None
+
+
+def timed(torch: Any, case: str, columns: int) -> dict[str, Any]:
+    """The microseconds of every candidate of a case."""
+    config, given = row_ops.config(case, columns), row_ops.tensors(torch, case, columns)
+    plans = candidates(config)
+    runs: dict[str, tuple[Any, int, Any]] = {}
+    for name, plan in plans.items():
+        if (kernel := built(config, plan)) is not None:
+            call = _call(torch, case, columns, kernel, plan, given)
+            runs[name] = (*_captured(torch, call), call)
+    samples: dict[str, list[float]] = {name: [] for name in (*runs, "control")}
+    first = next(iter(runs))
+    for number in range(ROUNDS):
+        order = list(samples)
+        random.Random(number).shuffle(order)
+        for name in order:
+            samples[name].append(_burst(torch, *runs[first if name == "control" else name][:2]))
+    times = {name: statistics.median(one) for name, one in samples.items()}
+    return {
+        "case": case, "columns": columns, "us": times, "plans": {n: vars(plans[n]) for n in runs},
+        "device": torch.cuda.get_device_name(), "date": date.today().isoformat(),
+    }  # fmt: skip
+
+
+def _call(
+    torch: Any, case: str, columns: int, one: Built, plan: RowPlan, given: dict[str, Any]
+) -> Callable[[], None]:
+    """A launch of a kernel on the tensors of a case."""
+    data, registers = one.source.to_json(), one.resources.registers
+    kernel = Kernel(Interface(**Interface.read(data), arch=ARCH, registers=registers), one.cubin)
+    rows = row_ops.ELEMENTS // columns
+    sizes = {"m": rows, "n": columns, "words": 2, "seeds": 2}
+    sizes["parts"] = kernel.resident_tasks(-(-rows // plan.rows))
+    arrays: dict[str, Any] = {}
+    for spec in kernel.interface.arrays:
+        known = None if spec.name in OUTPUTS and "backward" not in case else given.get(spec.name)
+        if spec.name == "target":
+            known = given["target"].view(rows, 1).view(torch.int32)
+        if spec.name == "x" and case == row_ops.BOTH:
+            known = given["x"].clone()
+        shape = [sizes[dim] for dim in spec.dims]
+        kind = getattr(torch, DTYPES[spec.dtype.name])
+        arrays[spec.name] = (
+            torch.empty(shape, dtype=kind, device="cuda") if known is None else known
+        )
+    scalars = {"eps": 1e-6} if "scalar" in kernel.interface.kinds else {}
+    return lambda: kernel(arrays, scalars, torch.cuda.current_stream().cuda_stream)
+
+
+def _captured(torch: Any, call: Callable[[], None]) -> tuple[Any, int]:
+    call()
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    call()
+    marks[1].record()
+    marks[1].synchronize()
+    repeats = max(2, min(200, round(SECONDS * 1e3 / marks[0].elapsed_time(marks[1]))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    return graph, repeats
+
+
+def _burst(torch: Any, graph: Any, repeats: int) -> float:
+    """Microseconds of a call."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    time.sleep(REST)
+    torch.cuda._sleep(300_000)
+    marks[0].record()
+    graph.replay()
+    marks[1].record()
+    marks[1].synchronize()
+    return marks[0].elapsed_time(marks[1]) / repeats * 1e3
+
+
+def record(files: list[Path], where: Path = TABLE) -> None:
+    """The table with what files of `run` tell: of each case a plan within `CLOSE` of its best, such
+    that they are few."""
+    plans, rows = read_plans(where) if where.exists() else ({}, [])
+    for line in (line for file in files for line in file.read_text().splitlines()):
+        one = json.loads(line)
+        config = row_ops.config(one["case"], one["columns"])
+        plans |= {name: RowPlan(**plan) for name, plan in one["plans"].items()}
+        measured = {name: one["us"][name] for name in one["plans"]}
+        source = f"{one['device']}, {one['date']}"
+        rows.append(PlanRow(config.op, sorted(config.options), config.columns, measured, source))
+    known = {(row.op, tuple(row.options), row.columns): row for row in rows}
+    kept = _few([_good(row) for row in known.values()])
+    rows = [
+        replace(row, measured={name: row.measured[name] for name in kept if name in row.measured})
+        for _, row in sorted(known.items())
+    ]
+    where.write_text(as_toml({name: plans[name] for name in kept}, rows))
+
+
+def _good(row: PlanRow) -> set[str]:
+    """The plans within `CLOSE` of a row's best."""
+    best = min(row.measured.values())
+    return {name for name, time in row.measured.items() if time * (1 - CLOSE) <= best}
+
+
+def _few(sets: list[set[str]]) -> list[str]:
+    """Names of which every set has one: those of most sets first."""
+    kept: list[str] = []
+    while sets:
+        names = sorted(set[str]().union(*sets))
+        kept.append(max(names, key=lambda name: sum(name in one for one in sets)))
+        sets = [one for one in sets if kept[-1] not in one]
+    return sorted(kept)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("build", "run", "record"))
+    parser.add_argument("which", nargs="*", help="cases, or files to record")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    args = parser.parse_args()
+    if args.what == "record":
+        record([Path(one) for one in args.which])
+        return
+    cases = row_ops.chosen(",".join(args.which or CASES))
+    if args.what == "build":
+        for case, columns in cases:
+            config = row_ops.config(case, columns)
+            made = [name for name, plan in candidates(config).items() if built(config, plan)]
+            print(case, columns, made, flush=True)
+        return
+    import torch  # noqa: PLC0415
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "row_plans.jsonl").open("a") as file:
+        for case, columns in cases:
+            one = timed(torch, case, columns)
+            file.write(json.dumps(one) + "\n")
+            file.flush()
+            told = sorted(one["us"].items(), key=lambda pair: pair[1])[:4]
+            print(case, columns, {name: round(us, 1) for name, us in told}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
