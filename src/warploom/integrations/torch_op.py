@@ -29,7 +29,6 @@ from warploom.integrations.torch_program import (
     launch,
     operator,
     refuse_backward,
-    several,
     steps,
     torch_module,
     variant_kernel,
@@ -225,7 +224,11 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
     def fill(launches: Launches, made: Any, q: Any, k: Any, v: Any, *options: Any) -> None:
-        arrays = {"q": q, "k": k, "v": v} | dict(zip(("o", "lse"), several(made), strict=False))
+        arrays = {"q": q, "k": k, "v": v}
+        if lse:
+            arrays["o"], arrays["lse"] = made
+        else:
+            arrays["o"] = made
         (launches if k.numel() else launches.unbound)(arrays)
 
     return steps(plan, results, fill, form)

@@ -117,7 +117,7 @@ def steps(
     def run(*args: Any) -> Any:
         decided = plan(*args) if form is None else planned(form(*args), lambda: plan(*args))
         made = results(decided, *args)
-        if in_place or any(one.numel() for one in several(made)):
+        if in_place or _some(made):
             fill(decided, made, *args)
         return made
 
@@ -125,6 +125,12 @@ def steps(
         return results(plan(*args), *args)
 
     return run, fake
+
+
+def _some(results: Any) -> bool:
+    """Whether results have an element; most operators give one tensor, and no tuple is made."""
+    one = hasattr(results, "numel")
+    return results.numel() > 0 if one else any(each.numel() for each in results)
 
 
 def several(results: Any) -> tuple[Any, ...]:
