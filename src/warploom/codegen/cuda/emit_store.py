@@ -68,10 +68,8 @@ def store_lines(
     path: StorePath,
 ) -> list[str]:
     """Write a register tile panel by panel to shared memory and start its copy to global memory,
-    or where it is carried hand the panels to the warp that does.
-
-    Adds the copy's device function to `helpers`.
-    """
+    or where it is carried hand the panels to the warp that does. Adds the copy's device function to
+    `helpers`."""
     assert op.array is not None
     local = values.placement.local(op.srcs[0].type)
     if path.ends_in_panels:
