@@ -310,7 +310,7 @@ FEATURES: dict[str, str] = {
         r"kernels\.attention\.(backward|gradients)|torch_(attention(_packed)?|signatures)$"
     ),
     "decode over a cache, latent attention, mixed batches, vLLM": (
-        r"kernels\.attention\.(decode|append|combine|tasks)$|torch_(decode|cache|mla|mixed)$|vllm"
+        r"kernels\.attention\.(decode(_plan)?|append|combine|tasks)$|torch_(decode|cache|mla|mixed)$|vllm"
     ),
     "8-bit attention": r"kernels\.attention\.values$|torch_attention_fp8$",
     "grouped, scaled and weight-only products": (

@@ -46,13 +46,8 @@ from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import LATENT as LATENT_COLUMNS
-from warploom.kernels.attention.decode import (
-    DecodeConfig,
-    Plan,
-    decode,
-    decode_policy,
-    planned,
-)
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode_plan import Plan, planned
 from warploom.runtime.stats import median_interval
 from warploom.tile import BF16, E4M3
 

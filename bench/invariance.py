@@ -35,12 +35,8 @@ from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.torch_op import NOMINAL_ROWS
 from warploom.kernels.attention.combine import combine, combine_schedule
-from warploom.kernels.attention.decode import (
-    PART,
-    decode,
-    decode_policy,
-    planned,
-)
+from warploom.kernels.attention.decode import PART, decode, decode_policy
+from warploom.kernels.attention.decode_plan import planned
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.runtime.stats import median_interval

@@ -30,7 +30,8 @@ from bench.attention_baselines import usable
 from warploom.autosched.schedules import compiled
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations.torch_program import RUNS, collecting
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy, mixed_tile
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode_plan import mixed_tile
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "mixed.json"

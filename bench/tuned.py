@@ -158,11 +158,12 @@ def measured(name: str) -> dict[str, list[Row]]:
     """
     rows: dict[str, list[Row]] = {}
     for file in TABLES[name][1]:
-        alike: dict[tuple[str, str], list[tuple[Time, Evidence]]] = {}
+        alike: dict[tuple[str, str, str], list[tuple[Time, Evidence]]] = {}
         for row in read_rows(RESULTS / file):
             if (found := READ[name](row)) is not None:
-                alike.setdefault((found.kind, str(found.sizes)), []).append((found, row))
-        for (kind, _), group in alike.items():
+                run = " ".join(row.baselines) if file == BESIDE else ""  # whose chosen one it names
+                alike.setdefault((found.kind, str(found.sizes), run), []).append((found, row))
+        for (kind, *_), group in alike.items():
             common = max(set[str].intersection(*(set(row.baselines) for _, row in group)))
             usual = statistics.median(row.baselines[common] for _, row in group)
             times = {
@@ -482,7 +483,7 @@ def main() -> None:
         run(args.where, args.out, args.rounds)
     elif args.what == "merge":
         rows = (*read_rows(RESULTS / BESIDE), *read_rows(args.where))
-        merged = {(row.kernel, row.shape, row.dtype): row for row in rows}
+        merged = {(row.kernel, row.shape, row.dtype, *row.baselines): row for row in rows}
         write_rows(RESULTS / BESIDE, [*merged.values()])
     else:
         write(args.check)

@@ -15,12 +15,8 @@ from warploom.errors import InputError  # noqa: E402
 from warploom.integrations import torch_decode, torch_program  # noqa: E402
 from warploom.integrations.torch_decode import attention_with_kvcache  # noqa: E402
 from warploom.kernels.attention.combine import combine  # noqa: E402
-from warploom.kernels.attention.decode import (  # noqa: E402
-    PART,
-    DecodeConfig,
-    decode,
-    planned,
-)
+from warploom.kernels.attention.decode import PART, DecodeConfig, decode  # noqa: E402
+from warploom.kernels.attention.decode_plan import planned  # noqa: E402
 
 
 def given(queries=1, heads=8, keys=64, batch=2, dtype=torch.bfloat16, **changes):

@@ -11,7 +11,8 @@ from tests.kernels.decode_case import decode_case  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
 from warploom.integrations import torch_mla, torch_program  # noqa: E402
 from warploom.integrations.torch_mla import attention_mla  # noqa: E402
-from warploom.kernels.attention.decode import PART, DecodeConfig, planned  # noqa: E402
+from warploom.kernels.attention.decode import PART, DecodeConfig  # noqa: E402
+from warploom.kernels.attention.decode_plan import planned  # noqa: E402
 from warploom.tile import BF16, E4M3  # noqa: E402
 
 NARROW = torch.float8_e4m3fn

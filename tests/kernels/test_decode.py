@@ -14,7 +14,8 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.kernels.attention.combine import combine
-from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy, planned
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode_plan import planned
 
 LATENT = DecodeConfig(head_dim=576, value_dim=512)
 # name -> (config, lengths, queries)

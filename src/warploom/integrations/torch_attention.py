@@ -126,13 +126,18 @@ def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Callable[[], dict[str, 
     _check(grad, q, k, v, out, lse)
     config = config_of(q, k, v, *options)
     batch, kv_heads, keys = k.shape[:3]
-    rows, device = q.shape[2], q.device
+    shape, rows, device = list(q.shape), q.shape[2], q.device
 
     @cache
     def tasks() -> dict[str, Any]:
         """The list of tasks on the GPU, made at the first call of these sizes."""
         if not config.listed:
             return {}
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                f"attention_backward of q {shape} for the first time while a graph is captured: "
+                "call it once before, so that its list of tasks is on the GPU"
+            )
         sms = multiprocessors(device.index)
         table = key_tasks(config, batch, kv_heads, rows, keys, sms)
         return {"key_tasks": torch.from_numpy(table).to(device)}

@@ -23,15 +23,8 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.kernels.attention.combine import combine, combine_schedule
-from warploom.kernels.attention.decode import (
-    MOST_SPLITS,
-    PART,
-    DecodeConfig,
-    Plan,
-    decode,
-    decode_policy,
-    planned,
-)
+from warploom.kernels.attention.decode import PART, DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode_plan import MOST_SPLITS, Plan, planned
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 

@@ -22,13 +22,8 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
-from warploom.kernels.attention.decode import (
-    FIELDS,
-    DecodeConfig,
-    decode,
-    decode_policy,
-    mixed_tile,
-)
+from warploom.kernels.attention.decode import FIELDS, DecodeConfig, decode, decode_policy
+from warploom.kernels.attention.decode_plan import mixed_tile
 from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype

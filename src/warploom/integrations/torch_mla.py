@@ -27,7 +27,8 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
-from warploom.kernels.attention.decode import LATENT, PART, DecodeConfig, planned
+from warploom.kernels.attention.decode import LATENT, PART, DecodeConfig
+from warploom.kernels.attention.decode_plan import planned
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 

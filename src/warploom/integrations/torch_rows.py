@@ -210,23 +210,23 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
     return backward
 
 
-def _rotate(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Any:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _turn(_rotary_config(x, cos, sin, pairs, inverse), cos, sin, {"x": _aligned(x), "y": y})
-    return y
+def _turned(config: RowConfig, x: Any, *_: Any) -> Any:
+    return x.new_empty(x.shape)
 
 
-def _rotate_in_place(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> None:
-    config = _rotary_config(x, cos, sin, pairs, inverse)
-    _turn(replace(config, options=config.options | {"place"}), cos, sin, {"x": x})
+def _nothing(*_: Any) -> None:
+    """What an operation gives that writes in place."""
 
 
-def _turn(config: RowConfig, cos: Any, sin: Any, rows: Mapping[str, Any]) -> None:
-    """Launch a rotation, from the rows x to y or in their place."""
-    x = rows["x"]
+def _rotate(config: RowConfig, y: Any, x: Any, cos: Any, sin: Any, *_: bool) -> None:
+    """Launch a rotation, from the rows x to y, or without y in their place."""
     if x.numel() == 0:
         return
-    kernel, _ = _kernel(config, x)
+    if y is None:
+        config, rows = replace(config, options=config.options | {"place"}), {"x": x}
+    else:
+        rows = {"x": _aligned(x), "y": y}
+    kernel = _kernel(config, x)[0]
     pairs = (config.columns // 2, 2) if "pairs" in config.options else (config.columns,)
     arrays = {name: one.view(*one.shape[:-1], *pairs) for name, one in rows.items()}
     kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
@@ -254,15 +254,6 @@ def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Ro
     )
 
 
-def _rotary_fake(x: Any, *others: Any) -> Any:
-    _rotary_config(x, *others)
-    return x.new_empty(x.shape)
-
-
-def _rotary_checked(*args: Any) -> None:
-    _rotary_config(*args)
-
-
 def _rotary_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, cos, sin, *flags = inputs
     ctx.pairs, ctx.inverse = (*flags, False, False)[:2]
@@ -277,13 +268,13 @@ ROTARY_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inver
 IN_PLACE_SCHEMA = (
     "(Tensor(a!) x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> ()"
 )
+TURNED = steps(_rotary_config, _turned, _rotate)
+IN_PLACE = steps(_rotary_config, _nothing, _rotate, in_place=True)
 OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
     "rotary": operator(
-        "warploom::rotary", ROTARY_SCHEMA, _rotate, _rotary_fake, _rotary_backward, _rotary_context
+        "warploom::rotary", ROTARY_SCHEMA, *TURNED, _rotary_backward, _rotary_context
     ),
-    "rotary_": operator(
-        "warploom::rotary_", IN_PLACE_SCHEMA, _rotate_in_place, _rotary_checked, mutates=("x",)
-    ),
+    "rotary_": operator("warploom::rotary_", IN_PLACE_SCHEMA, *IN_PLACE, mutates=("x",)),
 }
 
 

@@ -28,13 +28,13 @@ from warploom.codegen.cuda.emit_store import LEADER, carried_lines, where_it_has
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
-from warploom.codegen.cuda.values import Values, c_index
+from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir import steps
 from warploom.codegen.ir.block import Pipeline, Role
 from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
-Emit = Callable[[Values, Sequence[Code], str, int], list[str]]
+Emit = Callable[[Sequence[Code], str, int], list[str]]
 PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 
 
@@ -92,7 +92,7 @@ class StepCode(StepLines):
         elif code.section.depth == 0:
             lines += self._steady(code, write, f"{loop.index}_start")
             for tail in code.epilogue:
-                lines += write(self.values, tail, f"{loop.index}_stop", 0)
+                lines += write(tail, f"{loop.index}_stop", 0)
         else:
             lines += self._started_ahead(code, write)
         if role.computes and self.block.placement.until(loop) is not None:
@@ -134,15 +134,15 @@ class StepCode(StepLines):
         index, counter = section.loop.index, c_name(section.loop.index)
         body: list[str] = []
         for number, some in enumerate(code.prologue):
-            lines = write(self.values, some, f"{index}_start", number)
+            lines = write(some, f"{index}_start", number)
             body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
         body += self._steady(code, write, f"{index}_start + {section.depth}")
         for number, some in enumerate(code.epilogue):
-            lines = write(self.values, some, f"{index}_stop", number)
+            lines = write(some, f"{index}_stop", number)
             body += ["{  // finish what is in flight", *indent(lines), "}"]
         result = [f"if ({index}_stop - {index}_start >= {section.depth}) {{", *indent(body)]
         if section.depth > 1:
-            plain = write(self.values, code.plain, counter, 0)
+            plain = write(code.plain, counter, 0)
             result += [
                 "} else {",
                 f"  for (int {counter} = {index}_start; {counter} < {index}_stop; ++{counter}) {{",
@@ -152,7 +152,7 @@ class StepCode(StepLines):
         elif code.section.none:
             result += [
                 "} else {",
-                *indent(write(self.values, code.section.none, f"{index}_start", 0)),
+                *indent(write(code.section.none, f"{index}_start", 0)),
             ]
         return [*result, "}"]
 
@@ -161,7 +161,7 @@ class StepCode(StepLines):
         index, counter = code.section.loop.index, c_name(code.section.loop.index)
         waited = [one.ring for one in rotated.first if isinstance(one, steps.Wait)]
         declared = frozenset(waited)
-        write = partial(self._iteration, role, code, self.values)
+        write = partial(self._iteration, role, code)
         first = write(rotated.first, counter, 0, declared)
         body = [f"unsigned {name}_at;" for name in waited]
         vectors = [line for name in waited for line in vectors_of(self.block.ring(name))]
@@ -188,7 +188,7 @@ class StepCode(StepLines):
         return [
             "#pragma unroll 1",
             f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
-            *indent(write(self.values, code.steady, counter, 0)),
+            *indent(write(code.steady, counter, 0)),
             "}",
         ]
 
@@ -213,13 +213,13 @@ class StepCode(StepLines):
         lines = [
             "#pragma unroll 1",
             f"for (int {counter} = {index}_stop; {counter} < {index}_end; ++{counter}) {{",
-            *indent(write(self.values, code.section.skip, counter, 0)),
+            *indent(write(code.section.skip, counter, 0)),
             "}",
         ]
         if code.section.empty:
             lines += [
                 f"if ({index}_stop == {index}_start && {index}_start < {index}_end) {{",
-                *indent(write(self.values, code.section.empty, f"{index}_start", 0)),
+                *indent(write(code.section.empty, f"{index}_start", 0)),
                 "}",
             ]
         return lines
@@ -230,14 +230,13 @@ class StepCode(StepLines):
         self,
         role: Role,
         code: LoopCode,
-        values: Values,
         codes: Sequence[Code],
         base: str,
         plus: int,
         declared: frozenset[str] = frozenset(),
     ) -> list[str]:
         loop = code.section.loop
-        here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
+        here = Here(self.values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
         # Numbers are read before slots are waited for, so that nobody waits for both.
         fills = {one.stage: one for one in codes if isinstance(one, steps.Fill)}
         if self.plan.reads_ahead and fills and loop.reads and role.loads:

@@ -68,12 +68,10 @@ def store_lines(
     path: StorePath,
 ) -> list[str]:
     """Write a register tile panel by panel to shared memory and start its copy to global memory,
-    or where it is carried hand the panels to the warp that does.
-
-    Adds the copy's device function to `helpers`.
-    """
+    or where it is carried hand the panels to the warp that does. Adds the copy's device function to
+    `helpers`."""
     assert op.array is not None
-    kind = op.srcs[0].type
+    local = values.placement.local(op.srcs[0].type)
     if path.ends_in_panels:
         return _Ending(panels, map_name, values, op, names, helpers).lines()
     # A box cannot end early: the last tile of a range is written from the registers.
@@ -83,9 +81,8 @@ def store_lines(
             first = "0"
             if span.size is not None and span.axis in values.placement.rows:
                 first = values.first_row(span.axis, span.size)
-            size = 1 if span.size is None else values.placement.local(kind).size(span.axis)
-            last = f"{c_index(span.start, names)} + {first} + {size}"
-            whole.append(f"{last} <= {c_index(span.stop, names)}")
+            last = f"{first} + {1 if span.size is None else local.size(span.axis)}"
+            whole.append(f"{c_index(span.start, names)} + {last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     store = _store(panels, map_name, values, stopless, names, helpers)
     lines = store.handed() if path.carried else store.lines()
@@ -165,12 +162,12 @@ class _Store:
         ]
 
     def _written(self) -> list[str]:
+        # The branch keeps ptxas from beginning all panels at once, which spills.
         lines: list[str] = []
         for number, origin in enumerate(self.panels.origins):
-            # The branch keeps ptxas from beginning all panels at once, which spills.
-            at = f"{self.base} + {number * self.step}"
-            lines += [f"if ({self._inside(origin)}) {{", f"  const unsigned panel = {at};"]
-            lines += [*indent(self._panel(origin)), "}"]
+            panel = [f"const unsigned panel = {self.base} + {number * self.step};"]
+            panel += self._panel(origin)
+            lines += [f"if ({self._inside(origin)}) {{", *indent(panel), "}"]
         return lines
 
     def _at_once(self) -> list[str]:

@@ -24,8 +24,11 @@ PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
 ONE_TILE = 192  # rows of an expert that mostly has one of these
-# Columns of a tile and the widths that rows get, where an expert mostly has one tile and elsewhere.
-WIDTHS = (128, tuple(range(32, 257, 32))), (192, tuple(range(24, 193, 24)))
+# Columns of a tile and the widths that rows get: of elements of 16 bits, and of 8 where an expert
+# mostly has one tile of 256 rows and elsewhere.
+WIDE = (192, tuple(range(24, 217, 24)))
+ONE_OF_EIGHT = (128, tuple(range(32, 257, 32)))
+SOME_OF_EIGHT = (192, tuple(range(32, 193, 32)))
 TURNED_RASTER = 2
 # Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
 # with block scales, 4096 rows, timed on an H200.
@@ -103,13 +106,24 @@ def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
     if rows <= FEW_ROWS:
         return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
     if ragged and config.out.bits == PACKED_BITS:
-        if rows >= MANY_ROWS and config.scales == "none":
-            return GroupedPlan(replace(config, tile=(192, 256)), 3, dynamic=True)
-        columns, widths = WIDTHS[rows >= ONE_TILE]
-        turned = replace(config, tile=(widths[-1], columns), widths=widths)
-        return GroupedPlan(turned, 4, dynamic=True, raster=TURNED_RASTER, panels=2)
+        return _turned(config, rows)
     tile, raster = (128, 256), RAGGED_RASTER if ragged else RASTER
     return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged, raster=raster)
+
+
+def _turned(config: GroupedConfig, rows: int) -> GroupedPlan:
+    """The plan for rows of experts over columns, which but for the largest products of 16 bits is
+    the fastest."""
+    many = rows >= MANY_ROWS
+    if config.dtype.bits > 8 and many:
+        return GroupedPlan(replace(config, tile=(192, 256)), 3, dynamic=True)
+    narrow = config.dtype.bits == 8
+    eights = ONE_OF_EIGHT if rows < ONE_TILE else SOME_OF_EIGHT
+    columns, widths = eights if narrow else WIDE
+    turned = replace(config, tile=(widths[-1], columns), widths=widths)
+    panels = 1 + narrow
+    raster = RASTER if many else TURNED_RASTER
+    return GroupedPlan(turned, 4, dynamic=True, raster=raster, panels=panels)
 
 
 def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:

@@ -7,11 +7,9 @@ the threads' exchanges through one piece of shared memory that the ops use in tu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from warploom.codegen.cuda.lines import indent
-from warploom.codegen.cuda.names import c_name, kernel_name
-from warploom.codegen.cuda.prelude import MACROS, SIMT_PRELUDE, needed
+from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt import emit_axis, emit_exchange
 from warploom.codegen.cuda.simt.emit_ahead import (
     STAGE,
@@ -22,7 +20,8 @@ from warploom.codegen.cuda.simt.emit_ahead import (
     ring_lines,
 )
 from warploom.codegen.cuda.simt.emit_map import NAMES, expression
-from warploom.codegen.cuda.simt.emit_memory import Access, pointer_type, unroll
+from warploom.codegen.cuda.simt.emit_memory import Access, unroll
+from warploom.codegen.cuda.simt.frame import framed
 from warploom.codegen.cuda.tasks import (
     count_lines,
     first_and_stride,
@@ -65,7 +64,6 @@ class _Printer:
         return (BETWEEN_GRIDS[:1], BETWEEN_GRIDS[1:]) if late else (BETWEEN_GRIDS, ())
 
     def source(self) -> CudaSource:
-        blocks = self.schedule.cluster
         head, tail = self._tasks()
         declared = [self._declare(var) for var in self._variables() if var.name not in self.staged]
         for one in self.facts.weighted.sums.values():
@@ -83,48 +81,7 @@ class _Printer:
             *tail,
             *self._last_turn(),
         ]
-        signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
-        text = "\n".join(lines)
-        helpers = needed(text + signature, SIMT_PRELUDE)
-        plain = SIMT_PRELUDE["Plain"]
-        if plain not in helpers:
-            helpers.insert(0, plain)
-        note = [
-            f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
-            f'"{self.schedule.name}":',
-            f"// {blocks} blocks of {self.schedule.threads} threads for a task, "
-            f"{self.schedule.lanes} along the columns, {self.schedule.vector} columns each.",
-            "//",
-            *[f"//   {line}" for line in str(self.program).splitlines()],
-            "",
-            *MACROS,
-        ]
-        shape = f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
-        resident = self.schedule.launch.resident
-        bounds = f"{self.schedule.threads}, {resident}"
-        code = [
-            *note,
-            *[f"{helper}\n" for helper in helpers],
-            f'extern "C" __global__ void{shape} __launch_bounds__({bounds}) '
-            f"{kernel_name(self.program.name)}(",
-            f"    {signature}) {{",
-            *indent(lines),
-            "}",
-            "",
-        ]
-        return CudaSource(
-            name=kernel_name(self.program.name),
-            text="\n".join(code),
-            parameters=self.facts.parameters,
-            shared_bytes=self.facts.shared_bytes,
-            threads=self.schedule.threads,
-            cluster=blocks,
-            cluster_axis="",
-            grid=self.program.grid,
-            arrays=self.program.arrays,
-            persistent=self.schedule.launch.persistent,
-            dependent=self.schedule.launch.dependent,
-        )
+        return framed(self.program, self.schedule, self.facts, lines)
 
     def _tasks(self) -> tuple[list[str], list[str]]:
         """The head and the last lines of the loop over tasks."""
@@ -530,14 +487,3 @@ class _Printer:
 
 def _note(op: Op) -> str:
     return f"// {op}  {op.where.rsplit('/', 1)[-1]}"
-
-
-def _declaration(parameter: dict[str, Any]) -> str:
-    kind = parameter["kind"]
-    if kind == "pointer":
-        return f"{pointer_type(parameter['dtype'], parameter['written'])} {parameter['array']}_data"
-    if kind == "stride":
-        return f"long long {parameter['array']}_stride{parameter['dim']}"
-    if kind == "dim":
-        return f"int {c_name(parameter['name'])}"
-    return f"{'int' if parameter['dtype'] == 'int32' else 'float'} {c_name(parameter['name'])}"
