@@ -110,7 +110,6 @@ TIMED: dict[str, tuple[str, ...]] = {
     ),
     "fp8 d64": (
         "192x128-prefetch",
-        "192x96-prefetch-cooperative-early-optimistic",
         "192x96-overlap-early-optimistic",
     ),
     "fp8 d64 causal": (

@@ -2,7 +2,7 @@
 
     python -m bench.engine build DIR --seed N  search without a GPU, build what it found
     python -m bench.engine run DIR --out OUT   on a GPU machine: rows of claim `engine-user`
-    python -m bench.engine merge FILES         into bench/results/engine.json
+    python -m bench.engine merge FILES         into bench/results/engine.json, for older rows
 
 Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed; and
 the GEMM benchmark's other element types and epilogues, whose textbook is the library's. The
@@ -47,7 +47,7 @@ from warploom.engine.points import Space
 from warploom.engine.search import KNOWN, SECONDS, SOLVED_OF, search
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.evidence import Evidence, write_rows
 from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
@@ -457,7 +457,7 @@ def main() -> None:
     SECONDS[args.effort] = args.budget or SECONDS[args.effort]
     file = "engine_search.json" if args.ablate else "engine.json"
     if args.what == "merge":
-        write_rows(RESULTS / file, [row for one in args.where for row in read_rows(one)])
+        kb.merge(RESULTS / file, args.where)
     elif args.what == "build" and args.ablate:
         ablate(args.where[0], args.effort, args.cases)
     elif args.what == "build":

@@ -342,7 +342,7 @@ def row_of_times(
 
 
 def libraries() -> str:
-    """PyTorch, and Triton where kernels of its were timed, with their versions."""
+    """PyTorch, and Triton where it is loaded, with their versions."""
     triton = sys.modules.get("triton")
     also = "" if triton is None else f", triton {triton.__version__}"
     return f"torch {environment()['torch']}{also}"

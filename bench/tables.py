@@ -147,6 +147,20 @@ def unmeasured(rows: list[Evidence]) -> list[Evidence]:
     return [row for row in rows if not row.kernel.endswith(", measured")]
 
 
+def searched(kernel: str, origin: str) -> Callable[[list[Evidence]], list[Evidence]]:
+    """Of the unmeasured ones those of a textbook whose shape comes from a benchmark, or was drawn
+    at random."""
+
+    def pick(rows: list[Evidence]) -> list[Evidence]:
+        return [
+            row
+            for row in unmeasured(rows)
+            if kernel in row.kernel and str(row.checks["origin"]).startswith(origin)
+        ]
+
+    return pick
+
+
 def named(*words: str) -> Callable[[list[Evidence]], list[Evidence]]:
     """The rows whose shape begins with one of the words."""
     return lambda rows: [row for row in rows if row.shape.split()[0] in words]
@@ -169,6 +183,10 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "hard": named("fp8", "sharp", "rising", "jump"),
     "ablated": ablated,
     "unmeasured": unmeasured,
+    "searched-attention": searched("attention", "benchmark"),
+    "searched-gemm": searched("gemm", "benchmark"),
+    "searched-drawn": searched("", "drawn"),
+    "measured": lambda rows: [row for row in rows if row.kernel.endswith(", measured")],
     "behind": lambda rows: [row for row in rows if verdict(row) in ("behind", "wrong")],
     "gemm": named("gemm"),
     "attention": named("attention"),

@@ -61,9 +61,7 @@ def gemm_kernel(config):
 
 
 def main_kernel(deterministic):
-    config = backward_config.BackwardConfig(
-        deterministic=deterministic, causal=True, split=deterministic
-    )
+    config = backward_config.BackwardConfig(deterministic=deterministic, causal=True)
     program, schedule = (
         backward.backward(config),
         schedule_for(backward.backward(config), backward.backward_policy(config)),

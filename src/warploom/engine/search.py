@@ -125,15 +125,22 @@ class _Search:
     def _told_before(self) -> bool:
         """Whether the store has what a search with this effort found, point by point."""
         row = self.store.find(self._search_key())
-        points = (row.told or {}).get("points", ()) if row else ()
-        for point in map(Point.from_json, points):
-            row = self.store.find(self._key(point))
-            if row is None or not self._holds(point, row):
-                self.explored = Explored()
+        points = [Point.from_json(one) for one in (row.told or {}).get("points", ())] if row else []
+        known: list[Found] = []
+        for point in points:
+            if (row := self.store.find(self._key(point))) is None:
                 return False
+            known.append(Found(point, row))
+        # The fastest alone is told again by the model; of the others each says something.
+        fastest = min(known, key=lambda one: one.microseconds, default=None)
+        if fastest is None or not self._holds(fastest.point, fastest.row):
+            return False
+        if any(one.row.predicted is None and not one.row.refused for one in known):
+            return False
+        for one in known:
             self.explored.known += 1
-            self._keep(Found(point, row))
-        return bool(points)
+            self._keep(one)
+        return True
 
     def _explore(self) -> None:
         """What is likely to be the fastest, one after the other."""

@@ -153,8 +153,8 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
 def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -> None:
     """What chunks need of themselves, then the chunks."""
     v = arrays["v"]
-    shapes = solved.shapes_between(config, *v.shape[:3])
-    arrays |= {name: v.new_empty(shape) for name, shape in shapes.items()}
+    shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
+    arrays |= {name: v.new_empty(shape) for name in solved.SQUARES}
     for program, policy in solved.kernels(config):
         given = {one.name: arrays[one.name] for one in program.arrays}
         make = partial(compiled, program, policy, allow=solved.FEW)

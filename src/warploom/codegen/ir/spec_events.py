@@ -278,8 +278,9 @@ def own_memory(block: BlockProgram) -> Iterator[str]:
             step, fault = event.step, ""
             match step:
                 case Join():
-                    ended.update(*flying[: max(0, len(flying) - step.count)])
-                    del flying[: max(0, len(flying) - step.count)]
+                    done = max(0, len(flying) - step.count)
+                    ended.update(*flying[:done])
+                    del flying[:done]
                 case Issue(op):
                     first = 1 if block.placement.from_registers(op) else 0
                     flying.append({var.name for var in op.srcs[first:2]} & own)

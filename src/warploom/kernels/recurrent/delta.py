@@ -86,11 +86,8 @@ class DeltaTask(Task):
             solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
             old = state.cast(BF16) @ k
-            old *= -exp2(decays[0]).rename("t", "n") if decays[0] is not None else -1.0
-            new = v @ solved
-            new += old.cast(BF16) @ solved  # [e, r]
-            out = state.cast(BF16) @ q
-            self.put(i, self.advance(i, state, (new, out), (k, seen), decays))
+            found = self.added(state, old, (q, v), solved, decays[0])
+            self.put(i, self.advance(i, state, found, (k, seen), decays))
             gates.turn()
         self.end(state)
 
@@ -104,6 +101,17 @@ class DeltaTask(Task):
         if self.config.decay != "token":
             return None, None
         return summed(gates.vector("g") * LOG2E)
+
+    def added(
+        self, state: Tile, old: Tile, given: tuple[Tile, Tile], solved: Tile, sums: Tile | None
+    ) -> tuple[Tile, Tile]:
+        """What the rows of a chunk add, [e, r], and what the state before it has for its queries,
+        from q and v, the solution of the chunk's system and what that state has for its keys."""
+        q, v = given
+        old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
+        new = v @ solved
+        new += old.cast(BF16) @ solved
+        return new, state.cast(BF16) @ q
 
     def advance(
         self, i: Index, state: Tile, found: tuple[Tile, Tile], given: tuple[Tile, Tile],

@@ -2,9 +2,8 @@
 
 The first one makes the scores and the solution of each chunk's triangular system, `scores` and
 `solved`: [batch, chunks, heads, 64, 64] in bf16. They need no state, so its tasks are a few chunks
-each, in any order. The second one goes through the chunks of a head. With decays of rows it also
-gets `erased`, [batch, rows, heads, d]: what is added is solved v - erased S, so that two products
-lie between one state and the next; they would be three.
+each, in any order. The second one goes through the chunks of a head: three products from one state
+to the next.
 
 That is the way of KDA (arXiv 2510.26692), the delta rule under decays of every channel: its system,
 L_rn = beta_r sum_d k_rd k_nd exp(a_rd - a_nd), comes from the same blocks of rows as the scores do
@@ -33,7 +32,6 @@ from warploom.tile import (
     Array,
     Index,
     Program,
-    Span,
     Tile,
     array,
     cdiv,
@@ -51,32 +49,15 @@ from warploom.tile import (
 )
 
 SQUARES = {name: array(BF16, "batch chunks heads r n") for name in ("scores", "solved")}
-ERASED = {"erased": array(BF16, "batch rows heads d")}
 FEW = "spills", "stack"  # `solve` under decays of channels spills 168 B
 AT_ONCE = 4  # chunks of a task of `solve`; with 8 it took 4 to 6 % longer
 COLUMNS = 64  # of a state, of a task of `chunks`
-HALF = 64  # channels of a key at a time
-
-
-def between(config: RecurrentConfig) -> dict[str, Array]:
-    """The arrays that `solve` leaves for `chunks`."""
-    return SQUARES if config.decay == "channel" else SQUARES | ERASED
-
-
-def shapes_between(
-    config: RecurrentConfig, batch: int, rows: int, heads: int
-) -> dict[str, tuple[int, ...]]:
-    """Their shapes."""
-    square = batch, -(-rows // CHUNK), heads, CHUNK, CHUNK
-    erased = batch, rows, heads, config.key_dim
-    return {name: square if name in SQUARES else erased for name in between(config)}
 
 
 def solve(config: RecurrentConfig) -> Program:
     """The program of what chunks need of themselves."""
     every = arrays_of(config, "batch rows")
-    arrays = {name: every[name] for name in ("q", "k", "g", "beta") if name in every}
-    arrays |= between(config)
+    arrays = {name: every[name] for name in ("q", "k", "g", "beta") if name in every} | SQUARES
     task = _SolveChannels if config.decay == "channel" else _Solve
 
     def body(**given: Array) -> None:
@@ -87,7 +68,7 @@ def solve(config: RecurrentConfig) -> Program:
 
 def chunks(config: RecurrentConfig) -> Program:
     """The program that goes through the chunks."""
-    arrays = arrays_of(config, "batch rows") | between(config)
+    arrays = arrays_of(config, "batch rows") | SQUARES
     del arrays["beta"]
     task = _ChannelChunks if config.decay == "channel" else _Chunks
 
@@ -103,18 +84,14 @@ def kernels(config: RecurrentConfig) -> Iterator[tuple[Program, Policy]]:
     deep = config.decay == "channel"
     plan = LaunchPlan(split="r", resident=2 if deep else 3, store_panels=1)
     yield solve(config), Policy("multistage" if deep else "unpipelined", plan)
+    # Beside two slots of what comes first there is room for one of what is needed last.
+    one = {"q": 1, "scores": 1} if config.depth > CHUNK else {}
     plan = LaunchPlan(split="e", resident=2, store_panels=1)
-    if deep:
-        yield chunks(config), Policy("multistage", plan)
-        return
-    # There is room for two slots of what the next state waits for, and for one of all else.
-    one: dict[str, int] = dict.fromkeys(("q", "k", "v", "scores", "solved"), 1)
-    yield chunks(config), Policy("lcsf-early", plan, depth=2, slots=one)
+    yield chunks(config), Policy("multistage", plan, slots=one)
 
 
 class _Solve(DeltaTask):
-    """Traces a task of `solve`: some chunks of a head. Keys are taken in halves of 64 channels, as
-    registers are few where three blocks share them."""
+    """Traces a task of `solve`: some chunks of a head."""
 
     def third(self) -> tuple[str, Index]:
         """Tasks are told apart by their chunks."""
@@ -126,33 +103,15 @@ class _Solve(DeltaTask):
         gates = Gates(self, "r", self.names, first)
         for n in loop(AT_ONCE):
             c = first + n
-            k, q = (self.halves(name, c, axis) for name, axis in ("kn", "qm"))
-            low, scores = k[0].rename("n", "r") @ k[0], q[0].rename("m", "r") @ k[0]
-            for own, other in zip(k[1:], q[1:], strict=True):
-                low += own.rename("n", "r") @ own
-                scores += other.rename("m", "r") @ own
+            k, q = self.keys("k", c, "n"), self.keys("q", c, "m")
+            low, scores = k.rename("n", "r") @ k, q.rename("m", "r") @ k
             gates.load(c)
             beta, (sums, _) = gates.vector("beta"), self.sums(gates)
             low, seen = self.weighed(low, scores, beta, sums)
             self.leave("scores", c, seen)
-            solved = self.inverse(low) * beta.rename("t", "n")
-            self.leave("solved", c, solved.cast(BF16))
-            # What the rows that are added take off the state: u = solved v - erased S.
-            before = exp2(sums).rename("t", "n") if sums is not None else 1.0
-            weighed = (solved * before).cast(BF16)
-            for own, place in zip(k, self.places(), strict=True):
-                where_erased = self.batch, rows(c, "r"), self.head, place
-                store(self.arrays["erased"], *where_erased, tile=(weighed @ own).cast(BF16))
+            inverse = self.inverse(low)
+            self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(BF16))
             gates.turn()
-
-    def places(self) -> tuple[Span, ...]:
-        """The channels of the halves."""
-        return tuple(span(at, HALF, "d") for at in range(0, self.config.depth, HALF))
-
-    def halves(self, name: str, c: Index, axis: str) -> list[Tile]:
-        """The q or k of chunk c, [axis, d]."""
-        where_keys = self.batch, rows(c, axis), self.group
-        return [load(self.arrays[name], *where_keys, place) for place in self.places()]
 
     def leave(self, name: str, c: Index, square: Tile) -> None:
         """Store a square of chunk c."""
@@ -216,14 +175,11 @@ class _Chunks(DeltaTask):
         for i in loop(self.chunks):
             k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
             solved, seen = square(self, "solved", i, "r", "n"), square(self, "scores", i, "m", "n")
-            where_erased = self.batch, rows(i, "r"), self.head, self.depth
-            erased = load(self.arrays["erased"], *where_erased)
-            decays, narrow = self.sums(gates), state.cast(BF16)
-            new = v @ solved
-            new -= narrow @ erased
-            out = narrow @ q
+            old = state.cast(BF16) @ k
             gates.load(i)
-            out = self.advance(i, state, (new, out), (k, seen), decays)
+            decays = self.sums(gates)
+            found = self.added(state, old, (q, v), solved, decays[0])
+            out = self.advance(i, state, found, (k, seen), decays)
             self.put(i, out)
             gates.turn()
         self.end(state)
