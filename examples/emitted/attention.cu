@@ -377,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
         // Acquire q
         barrier_wait(q_empty + q_cursor.slot * 8, q_cursor.parity ^ 1);
         barrier_expect(q_full + q_cursor.slot * 8, 16384);
-        // Fill load.0 into q  program.py:283
+        // Fill load.0 into q  program.py:281
         tma_load_4d(q_base + q_cursor.slot * 16384 + 0, &q_map, q_full + q_cursor.slot * 8, 0, (rows_tile * 128), heads_tile, batch_tile);
         // Publish q
         advance<1>(q_cursor);
@@ -388,14 +388,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
             // Acquire k
             barrier_wait(k_empty + k_cursor.slot * 8, k_cursor.parity ^ 1);
             barrier_expect(k_full + k_cursor.slot * 8, 16384);
-            // Fill load.4 into k  program.py:284
+            // Fill load.4 into k  program.py:282
             tma_load_4d(k_base + k_cursor.slot * 16384 + 0, &k_map, k_full + k_cursor.slot * 8, 0, (i_ * 128), heads_tile, batch_tile);
             // Publish k
             advance<2>(k_cursor);
             // Acquire v
             barrier_wait(v_empty + v_cursor.slot * 8, v_cursor.parity ^ 1);
             barrier_expect(v_full + v_cursor.slot * 8, 16384);
-            // Fill load.31 into v  program.py:267
+            // Fill load.31 into v  program.py:265
             tma_load_4d(v_base + v_cursor.slot * 16384 + 0, &v_map, v_full + v_cursor.slot * 8, 0, (i_ * 128), heads_tile, batch_tile);
             // Publish v
             advance<2>(v_cursor);
@@ -440,19 +440,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
       float sum[1][2];
       unsigned exp2_2[1][32];
       float where_1[1][2];
-      // Run fill.1  program.py:330
+      // Run fill.1  program.py:328
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
       for (int i = 0; i < 2; ++i)
           acc[t][i] = -INFINITY;
-      // Run fill.2  program.py:330
+      // Run fill.2  program.py:328
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
       for (int i = 0; i < 2; ++i)
           acc_1[t][i] = 0.0f;
-      // Run fill.3  program.py:331
+      // Run fill.3  program.py:329
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
@@ -471,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
           barrier_wait(k_full + k_cursor.slot * 8, k_cursor.parity);
           const unsigned k_at = in_block(k_base) + k_cursor.slot * 16384;
           advance<2>(k_cursor);
-          // Issue mma.5  program.py:333
+          // Issue mma.5  program.py:331
           pin(product);
           wgmma_fence();
           wgmma_m64n128_bf16_ss(product[0], descriptor(0x10000, 0x40000040, q_at + part * 8192), descriptor(0x10000, 0x40000040, k_at), 0);
@@ -620,7 +620,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
       #pragma unroll
       for (int i = 0; i < 2; ++i)
           where_1[t][i] = ((acc_1[t][i] == 0.0f) ? 0.0f : rcp_fast(acc_1[t][i]));
-      // Run store.40  program.py:271
+      // Run store.40  program.py:269
       if (threadIdx.x % 128 == 0) store_wait_read<0>();
       if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
       if (0 + 0 < d) {

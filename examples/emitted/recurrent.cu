@@ -55,8 +55,10 @@
 //           Join <= 1: product
 //           Run mul.13
 //           Join <= 0: product_1
+//           GroupSync
 //           Run cast.14
 //           Wait v
+//           FencedGroupSync
 //           Issue mma.15
 //           Issue mma.16
 //           Join <= 1: product
@@ -418,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run mul.13  scalar.py:88
+          // Run mul.13  scalar.py:89
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -427,25 +429,27 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 0: product_1
           wgmma_wait<0>();
           pin(product_1);
-          // Run cast.14  scalar.py:89
+          // GroupSync
+          named_sync<1, 128>();
+          // Run cast.14  scalar.py:90
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 16; ++i)
               where_1[t][i] = pack_bf16((((0 + (0 + (t) * 64 + thread_row + (((2 * i) >> 1 & 1)) * 8)) <= (0 + (((2 * i) >> 2) * 8 + thread_col + ((2 * i) & 1)))) ? (product_1[t][2 * i] * scale) : 0.0f), (((0 + (0 + (t) * 64 + thread_row + (((2 * i + 1) >> 1 & 1)) * 8)) <= (0 + (((2 * i + 1) >> 2) * 8 + thread_col + ((2 * i + 1) & 1)))) ? (product_1[t][2 * i + 1] * scale) : 0.0f));
-          named_sync<1, 128>();
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int s = 0; s < 4; ++s)
               stmatrix(where_1_room + tile_offset<128, 64>(t * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16, (s * 16 + lane / 16 * 8) * 2), where_1[t][4 * s + 0], where_1[t][4 * s + 1], where_1[t][4 * s + 2], where_1[t][4 * s + 3]);
-          fence_async();
-          named_sync<1, 128>();
           // Wait v
           barrier_wait(v_full + v_cursor.slot * 8, v_cursor.parity);
           const unsigned v_at = in_block(v_base) + v_cursor.slot * 8192;
           advance<4>(v_cursor);
-          // Issue mma.15  scalar.py:89
+          // FencedGroupSync
+          fence_async();
+          named_sync<1, 128>();
+          // Issue mma.15  scalar.py:90
           pin(product);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, where_1_staged), 1);
@@ -453,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000100, 0x40000040, v_at), descriptor(0x2000100, 0x40000040, where_1_staged), 1);
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000180, 0x40000040, v_at), descriptor(0x2000180, 0x40000040, where_1_staged), 1);
           wgmma_commit();
-          // Issue mma.16  scalar.py:90
+          // Issue mma.16  scalar.py:91
           pin(acc);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(acc[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, k_at), 1);

@@ -1,4 +1,4 @@
-// softmax: emitted by warploom from a tile program and the schedule "simt":
+// softmax: emitted by warploom from a tile program and the schedule "rows":
 // 1 blocks of 64 threads for a task, 32 along the columns, 8 columns each.
 //
 //   program softmax(x: bf16[m, n], y: bf16[m, n])
@@ -150,8 +150,10 @@ template <class T, int kCount, class X> DEVICE void edge_line(Line<T, kCount>& x
 }
 
 // One access for each 16 bytes, or one of 8, 4 or 2, which the compiler leaves where it is: it would
-// move some of a row's loads behind the first use of others. What is read once passes by L1.
-template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const void* from) {
+// move some of a row's loads behind the first use of others. What is read once passes by L1; what is
+// read `kHere` does not begin before a barrier in front of it.
+template <int kBytes, bool kOnce, bool kHere, class W>
+DEVICE void load_now(W* to, const void* from) {
   if constexpr (kBytes == 2) {
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
   } else if constexpr (kBytes % 16 == 0) {
@@ -159,7 +161,10 @@ template <int kBytes, bool kOnce, class W> DEVICE void load_now(W* to, const voi
     for (int s = 0; s < kBytes / 16; ++s) {
       unsigned* const x = to + 4 * s;
       const char* const at = static_cast<const char*>(from) + 16 * s;
-      if constexpr (kOnce)
+      if constexpr (kHere)
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at) : "memory");
+      else if constexpr (kOnce)
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
       else
@@ -180,13 +185,13 @@ template <class T> DEVICE const T* pinned(const T* p) {
   return q;
 }
 
-template <bool kOnce, class T, int kCount, class X>
+template <bool kOnce, bool kHere = false, class T, int kCount, class X>
 DEVICE void read_early(Line<T, kCount>& x, const T* from, int place, int length, bool inside,
                        X edge) {
   edge_line(x, edge);
   if (inside && unsigned(place) < unsigned(length)) {
     if constexpr (kCount * int(sizeof(T)) == 1) copy_bytes<1>(x.words, from);
-    else load_now<kCount * int(sizeof(T)), kOnce>(x.words, from);
+    else load_now<kCount * int(sizeof(T)), kOnce, kHere>(x.words, from);
   }
 }
 
@@ -226,8 +231,15 @@ DEVICE void combine_warps(T* x, void* shared, F f) {
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
-      x[s] = row[s];
-      for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
+      if constexpr (kStride == 1) {
+        // A lane takes the value of a warp: f may be costly.
+        x[s] = row[threadIdx.x % Of::kGroups * kCount + s];
+#pragma unroll
+        for (int step = 1; step < Of::kGroups; step *= 2) x[s] = f(x[s], swap_with(x[s], step));
+      } else {
+        x[s] = row[s];
+        for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
+      }
     }
   }
 }
@@ -277,10 +289,10 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     Line<Bf16, 8> lines0_at[1][4];
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
-      const Bf16* const from_at = pinned(x_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * x_stride0 + 0 + thread_col * 8);
+      const Bf16* const from_lines0_at = pinned(x_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * x_stride0 + 0 + thread_col * 8);
       #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        read_early<false>(lines0_at[i][s], from_at + s * 256, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
+        read_early<false>(lines0_at[i][s], from_lines0_at + s * 256, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
       }
     }
     // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:111
@@ -299,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         x_t_1[i][j] = x_t[i][j];
       }
     }
-    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:195
+    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:196
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -312,9 +324,9 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
       }
       combine<32, 1, 1>(max_, shared, [](float a, float b) { return fmaxf(a, b); });
     }
-    // const: fp32[] = fill 1.4426950408889634  program.py:196
+    // const: fp32[] = fill 1.4426950408889634  program.py:197
     const_ = 1.4426950408889634f;
-    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:196
+    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -322,14 +334,14 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         mul[i][j] = (x_t_1[i][j] * const_);
       }
     }
-    // const_1: fp32[] = fill 1.4426950408889634  program.py:196
+    // const_1: fp32[] = fill 1.4426950408889634  program.py:197
     const_1 = 1.4426950408889634f;
-    // mul_1: fp32[m=2] = mul max, const_1  program.py:196
+    // mul_1: fp32[m=2] = mul max, const_1  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       mul_1[i] = (max_[i] * const_1);
     }
-    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:196
+    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -337,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         sub[i][j] = (mul[i][j] - mul_1[i]);
       }
     }
-    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:196
+    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:197
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -345,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         exp2[i][j] = exp2_fast(sub[i][j]);
       }
     }
-    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:197
+    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:198
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -358,14 +370,14 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
       }
       combine<32, 1, 1>(sum, shared, [](float a, float b) { return (a + b); });
     }
-    // const_2: fp32[] = fill 1.0  program.py:198
+    // const_2: fp32[] = fill 1.0  program.py:199
     const_2 = 1.0f;
-    // div: fp32[m=2] = div const_2, sum  program.py:198
+    // div: fp32[m=2] = div const_2, sum  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       div[i] = __fdividef(const_2, sum[i]);
     }
-    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:198
+    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll

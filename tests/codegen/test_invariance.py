@@ -93,7 +93,8 @@ LIBRARY = {
         "tasks", {"row_tokens": "its place along row_tokens", "heads": "reads k at a place"}),
     "backward": (
         lambda: main_kernel(False), "", {"batch": "store_add.28 adds to dq_sum in the order"}),
-    "backward, deterministic": (lambda: main_kernel(True), "batch", {"keys": "how many keys"}),
+    "backward, deterministic": (
+        lambda: main_kernel(True), "", {"batch": "store_add.28 adds to dq_sum in turns"}),
     "recurrent": (
         lambda: of_policy(recurrent(c := RecurrentConfig("head")), recurrent_policy(c)), "batch",
         {"rows": "its place along rows"}),

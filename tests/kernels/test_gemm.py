@@ -184,7 +184,9 @@ def test_the_second_kernel_of_slices_means_what_its_program_means(tmp_path):
     config = GemmConfig(slices=3, bias=True, activation="gelu", residual=True)
     program, schedule = combine(config), combine_schedule(config)
     text = emit_simt(program, schedule, "sm_90a").text
-    assert text.index("wait_previous_grid();", text.index("{\n  extern")) < text.index("blockIdx")
+    body = text[text.index("{\n  extern") :]
+    assert body.index("start_next_grid();") < body.index("wait_previous_grid();")
+    assert body.index("wait_previous_grid();") < body.index("_data")  # it reads nothing before
     with pytest.raises(InputError, match="dependent launch has code for sm_90, not sm_80"):
         emit_simt(program, schedule, "sm_80")
     launch = schedule.launch.with_options(dependent=False)
