@@ -206,9 +206,15 @@ def test_a_schedule_that_exchanges_dependent_ops_is_refused():
 
 
 def test_a_ring_too_shallow_for_what_stays_in_flight_is_refused():
-    program, schedule, _ = programs.gemm_case(64, 64, 64, depth=1, flying=1)
+    with pytest.raises(InputError, match="it would hang, as this order waits for a_b"):
+        programs.gemm_case(64, 64, 64, depth=1, flying=1)
+    program, schedule, _ = programs.gemm_case(64, 64, 64, depth=2, flying=1)
+    loops = {
+        index: replace(loop, ring_depth=dict.fromkeys(loop.ring_depth, 1))
+        for index, loop in schedule.loops.items()
+    }
     with pytest.raises(InputError, match="depth 1, but 1 of its slots are still held"):
-        lower(program, schedule)
+        lower(program, replace(schedule, loops=loops))
 
 
 def test_a_barrier_takes_each_phases_arrivals_and_no_more():
