@@ -28,6 +28,8 @@ from warploom.kernels.recurrent.program import RecurrentConfig, recurrent
 from warploom.kernels.recurrent.program import default_policy as recurrent_policy
 from warploom.kernels.rows.program import RowConfig, column_sums, row_program
 from warploom.kernels.user import random_arrays
+from warploom.tile import Loop
+from warploom.tile.index import const, symbol
 
 GEMM = gemm.GemmConfig(tile=(64, 32, 32))
 EQUAL = DecodeConfig(group=4, head_dim=64, part=64, causal=True, page=16)
@@ -60,13 +62,15 @@ def gemm_kernel(config):
     )
 
 
+def main_program(deterministic):
+    return backward.backward(
+        backward_config.BackwardConfig(deterministic=deterministic, causal=True)
+    )
+
+
 def main_kernel(deterministic):
     config = backward_config.BackwardConfig(deterministic=deterministic, causal=True)
-    program, schedule = (
-        backward.backward(config),
-        schedule_for(backward.backward(config), backward.backward_policy(config)),
-    )
-    return kernel(program, schedule)
+    return of_policy(main_program(deterministic), backward.backward_policy(config))
 
 
 # kernel -> dimensions along which its results are proved independent, and others with the reason
@@ -93,8 +97,7 @@ LIBRARY = {
         "tasks", {"row_tokens": "its place along row_tokens", "heads": "reads k at a place"}),
     "backward": (
         lambda: main_kernel(False), "", {"batch": "store_add.28 adds to dq_sum in the order"}),
-    "backward, deterministic": (
-        lambda: main_kernel(True), "", {"batch": "store_add.28 adds to dq_sum in turns"}),
+    "backward, deterministic": (lambda: main_kernel(True), "batch", {"keys": "how many keys"}),
     "recurrent": (
         lambda: of_policy(recurrent(c := RecurrentConfig("head")), recurrent_policy(c)), "batch",
         {"rows": "its place along rows"}),
@@ -411,3 +414,62 @@ def test_a_sequence_gives_the_same_bits_alone_and_in_a_batch(part):
         splits = max(1, -(-length // 64)) if part else 2
         same.append(np.array_equal(attended(config, alone, splits), together[number : number + 1]))
     assert all(same) == bool(part) and same[1]
+
+
+def in_turn(number=None, at=None):
+    """The program of deterministic gradients, its turns replaced."""
+    program = main_program(True)
+
+    def swapped(item):
+        if isinstance(item, Loop):
+            return replace(item, body=tuple(map(swapped, item.body)))
+        if item.turn is None:
+            return item
+        turn = replace(
+            item.turn,
+            number=number(item.turn.number) if number else item.turn.number,
+            at=at(item.turn.at) if at else item.turn.at,
+        )
+        return replace(item, turn=turn)
+
+    return replace(program, body=tuple(map(swapped, program.body)))
+
+
+def test_sums_in_turn_have_one_order():
+    assert certificate(in_turn()).require("batch") is None
+    assert certificate(in_turn(number=lambda n: n * 3 + 1)).require("batch") is None
+
+
+TASK, COUNTER, BATCH = (symbol(name) for name in ("keys_tile", "i", "batch_tile"))
+TURN_FAULTS = {
+    "all the same": ({"number": lambda n: const(0)}, "turns are not shown to be different"),
+    "two at a time": ({"number": lambda n: n // 2}, "turns are not shown to be different"),
+    "of the iteration": ({"number": lambda n: COUNTER}, "turns are not shown to be different"),
+    "a product": ({"number": lambda n: n + TASK * BATCH}, "turns are not shown to be different"),
+    "taken out again": ({"number": lambda n: n + TASK}, "turns are not shown to be different"),
+    "of a number that is read": ({"number": lambda n: n + symbol("read")}, "depend on read"),
+    "of the sequence": ({"number": lambda n: n + BATCH}, "depends on its place along batch"),
+    "one counter for all heads": (
+        {"at": lambda at: (at[0], const(0), *at[2:])}, "counted by another place"),
+    "the next counter": ({"at": lambda at: (*at[:-1], at[-1] + 1)}, "counted by another place"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", TURN_FAULTS)
+def test_turns_that_leave_the_order_open_are_refused(fault):
+    changed, said = TURN_FAULTS[fault]
+    with pytest.raises(InputError, match=said):
+        certificate(in_turn(**changed)).require("batch")
+
+
+def test_which_tasks_add_counts_too():
+    program = in_turn()
+    grid = tuple((n, e + symbol("batch") if n == "keys_tile" else e) for n, e in program.grid)
+    with pytest.raises(InputError, match="how many batch there are"):
+        certificate(replace(program, grid=grid)).require("batch")
+
+
+def test_tasks_of_grouped_heads_are_not_told_apart():
+    config = backward_config.BackwardConfig(deterministic=True, causal=True, group=4)
+    with pytest.raises(InputError, match="does not tell i, keys_tile, kv_heads_tile"):
+        certificate(backward.backward(config)).require("batch")

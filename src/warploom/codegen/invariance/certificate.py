@@ -28,6 +28,7 @@ from warploom.codegen.ir.spec import RULES, verify
 from warploom.errors import CheckFailed, InputError
 from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import substituted, symbol
+from warploom.tile.ir import Turn
 from warploom.tile.ops import OPS
 
 FIXED = "fixed"
@@ -140,7 +141,7 @@ class _Statement:
     def _order(self, name: str, stores: list[Stored], writers: Writers) -> str:
         if added := [one.op.label for one in stores if one.op.kind == "store_add"]:
             if all(one.op.turn is not None for one in stores):
-                return f"{added[0]} adds to {name} in turns, which nothing shows to be different"
+                return writers.turns_fault(stores) or FIXED
             return f"{added[0]} adds to {name} in the order in which tasks and iterations come"
         if name in self.read:
             return f"{name} is read and written: a task may read what another has written"
@@ -171,6 +172,8 @@ class _Statement:
     def _closed(self, store: Stored) -> tuple[set[Source], set[str]]:
         """The sources of a store and its numbers, with what numbers and places are read from."""
         sources, numbers = set(store.fact.sources), set(store.fact.numbers)
+        if store.op.turn is not None:  # a sum over tasks: which of them add, and when
+            numbers |= self._adding(store, store.op.turn)
         while True:
             used = {
                 s for one in sources for place in one.at for s in place.start.symbols()
@@ -179,6 +182,14 @@ class _Statement:
             if not new:
                 return sources, numbers
             sources |= {one for one in new if one is not None}
+
+    def _adding(self, store: Stored, turn: Turn) -> frozenset[str]:
+        """The numbers that say which tasks add to a place, and when each does."""
+        _, missing = Writers.of(self.program).digits(store)
+        extents = [extent for name, extent in self.program.grid if name in missing]
+        bounds = [end for loop in store.loops for end in (loop.start, loop.stop)]
+        self.trace.present = store.op.label
+        return frozenset[str]().union(*map(self.trace.numbers, [turn.number, *extents, *bounds]))
 
     def _read(self, name: str) -> Source | None:
         """The element that a number is read from."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from warploom.codegen.invariance.forms import PART, Form, form, landing
 from warploom.codegen.invariance.trace import Stored
-from warploom.tile import Program
+from warploom.tile import Index, Program
+from warploom.tile.index import const, substituted, symbol
 
 Digits = Mapping[str, tuple[int, Form]]  # by symbol: the dimension and the place it is read off
 
@@ -101,6 +102,51 @@ class Writers:
             if first not in (None, found):
                 return f"{store.op.label}: another task may have written there by another store"
             first = found
+        return ""
+
+    def turns_fault(self, stores: list[Stored]) -> str:
+        """Why sums that are added up in turn may have several orders; "" where each has one.
+
+        A place is counted by a counter of its own, and tells all tasks and counters of loops but
+        two, of which it tells a sum. With the loop's counter taken out of the turn's number by
+        that sum, the number rises or falls with the task left, by known numbers alone.
+        """
+        (store, *more) = stores
+        label, turn = store.op.label, store.op.turn
+        assert turn is not None
+        if more:
+            return f"{label} and {more[0].op.label} add to one array in turns of their own"
+        counted = [form(at) for at in turn.at if at.symbols()]
+        if counted != [form(place.start) for place in store.at if place.start.symbols()]:
+            return f"{label} is counted by another place than the one that it adds to"
+        found, missing = self.digits(store)
+        number = turn.number
+        for place in store.at:
+            loop = self._counter(place.start, missing) if place.span in (None, 1) else ""
+            if loop:
+                rest = substituted(place.start, {loop: const(0)})
+                number = substituted(number, {loop: symbol("its place", signed=True) - rest})
+                missing -= {loop}
+        if not missing:
+            return f"{label}: arrays say which tasks add to a place"
+        if len(missing) > 1:
+            return f"{label}: its place does not tell {', '.join(sorted(missing))}"
+        (task,) = missing
+        terms = form(number)
+        if not terms.get((task,)) or any(task in _names(key) for key in terms if key != (task,)):
+            return f"{label}: its turns are not shown to be different for each {task}"
+        known = {task, "its place", *self.program.dims, *found}
+        if open_ := sorted(number.symbols() - known):
+            return f"{label}: its turns depend on {', '.join(open_)}"
+        return ""
+
+    def _counter(self, start: Index, missing: frozenset[str]) -> str:
+        """A loop's counter that is a term of a place once, and in no other of its terms."""
+        terms = form(start)
+        for name in missing - set(self.extents):
+            others = [key for key in terms if key != (name,)]
+            if terms.get((name,)) == 1 and not any(name in _names(key) for key in others):
+                return name
         return ""
 
 
