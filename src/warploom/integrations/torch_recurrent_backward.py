@@ -65,6 +65,7 @@ def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
 
 
 _written = cache(made_arrays)
+_taken = cache(backward_arrays)  # making them anew: an eighth of a call on the host
 
 
 def _room(config: RecurrentConfig, tensors: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
             program = recurrent_backward(config, part)
             return compiled(program, backward_policy(config, part), allow=ALLOW)
 
-        arrays = {name: every[name] for name in backward_arrays(config, part)}
+        arrays = {name: every[name] for name in _taken(config, part)}
         launch(("backward", part, config), make, arrays, {"scale": args[-1]})
     for name in WRITTEN[:2] if shared else ():
         add_slots(kept[name], made[name])
