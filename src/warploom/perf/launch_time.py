@@ -3,7 +3,8 @@
     task    head + sum over loops of iterations * cycles + tail + its stores, while all SMs store
     launch  the tasks in the order of the plan on the SMs, in rounds or the next free one,
             between the launch with its first copies and its last stores;
-            no less than its traffic at the rate of DRAM
+            no less than its traffic at the rate of DRAM;
+            and that of the kernel which adds up sums that go through memory
     clock   the highest at which the energy of all that leaves the power below its limit
 
 Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
@@ -348,7 +349,7 @@ class Launch:
         mhz = self._clock(replay, whole + around, traffic)
         memory = traffic / self.machine.value("dram.copy_bandwidth") * 1e6
         launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
-        alone = (whole + around) / mhz + launch
+        alone = (whole + around) / mhz + launch + self.added_up
         return LaunchTime(
             max(alone, memory),
             len(tasks),
@@ -360,6 +361,18 @@ class Launch:
             work / self.places,
             alone,
         )
+
+    @cached_property
+    def added_up(self) -> float:
+        """Microseconds of the second kernel where sums go through memory to it: all SMs read them
+        from L2, and each of its blocks has one task that waits for what it reads and stores."""
+        if not self.frame.handed_on:
+            return 0.0
+        table = costs(self.gpu)
+        read = len(self.order) * self.frame.handed_on / KIB / self.machine.integer("sm.count")
+        cycles = read * table.value("load.per_kib_all")
+        cycles += table.value("load.latency") + table.value("store.latency")
+        return self.machine.value("launch.gap") + cycles / self.machine.value("clock.boost")
 
     def _ends(self, ends: Ends) -> float:
         """Cycles of a task outside of its steady loops. Its results leave while all SMs store, and
@@ -408,7 +421,7 @@ class Launch:
                 each += far if here in strip.loops else 0.0
             picojoules += times * each
         picojoules += len(self.order) * self.frame.stored * one("store")
-        if any(loop.events.get("matmul") for loop in replay.loops.values()):
+        if any(name.startswith("matmul") for loop in replay.loops.values() for name in loop.events):
             top = min(top, machine.value("clock.tensor"))
         room = machine.value(self.limit) - machine.value("power.static")
         exponent = machine.value("energy.exponent")
