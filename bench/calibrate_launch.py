@@ -705,7 +705,7 @@ def measure(cubin: Path, out: Path) -> None:
 
 
 NAMES = (
-    "matmul", "operands", "narrow", "ffma", "ex2", "fmax", "sts", "copied", "distinct", "dram",
+    "matmul", "operands", "e4m3", "ffma", "ex2", "fmax", "sts", "copied", "distinct", "dram",
     "stored",
 )  # fmt: skip
 UNITS = {"operands": 32.0, "sts": 512.0, "copied": 1024.0, "distinct": 1024.0, "dram": 1024.0}
@@ -756,6 +756,38 @@ def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     return constants, dict(zip(names, residuals(at), strict=True))
 
 
+def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, float]:
+    """Energies of matmuls of other types, and the share of what SMs ask for in common that L2 reads
+    for each of them, from a run of the kernels on any card: beside its own matmuls in bf16, and its
+    own rings that share all or nothing. `known` is of `fit`; cards differ by a few per cent."""
+    rows = {row["name"]: row for row in raw["power"]}
+    static = rows["asleep"]["watts"]
+    boost = max(row["mhz"] for row in raw["power"])
+
+    def each(row: Mapping[str, Any]) -> float:
+        """pJ of a repetition of a block at the highest clock."""
+        watts = (raw["limit"] if _capped(row) else row["watts"]) - static
+        rate = row["blocks"] / row["cycles"] * row["mhz"] * 1e6
+        return watts / rate / (row["mhz"] / boost) ** known["exponent"] * 1e12
+
+    wide = rows["products_256"]
+    operands = wide["events"]["operands"] * known["operands"] * UNITS["operands"]
+    whole = wide["events"]["matmul"] * known["matmul"] + operands
+    found: dict[str, float] = {}
+    for kind in ("fp16", "e4m3"):
+        row = rows[f"products_256_{kind}"]
+        found[kind] = (whole * each(row) / each(wide) - operands) / row["events"][kind]
+    of_a_kib = {name: each(row) / row["events"].get("copied", 1.0) for name, row in rows.items()}
+    shared, apart = of_a_kib["from L2, shared by 12"], of_a_kib["from L2"]
+    again: list[float] = []
+    for name, row in rows.items():
+        if "slots of" in name and "together" not in name and f" of {NEAR[0].columns} " in name:
+            different = row["events"]["distinct"] / row["events"]["copied"]
+            read = (of_a_kib[name] - shared) / (apart - shared)
+            again.append((read - different) / (1.0 - different))
+    return found | {"read_again": statistics.median(again)}
+
+
 def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
     """Costs of the scheduling table that only show while every SM copies."""
     cycles = {row["name"]: row["per_kib"] for row in raw["copies"]}
@@ -788,11 +820,15 @@ def main() -> int:
     parser.add_argument("--cubin", type=Path, help="measure with this cubin")
     parser.add_argument("--out", type=Path, help="where the raw figures go")
     parser.add_argument("--fit", type=Path, help="raw figures to turn into constants")
+    parser.add_argument("--beside", type=Path, help="figures of another card, for --fit")
     given = parser.parse_args()
     if given.fit:
         constants, residuals = fit(json.loads(given.fit.read_text()))
         for name, value in constants.items():
             print(f"{name:10} {value:10.4g}")
+        if given.beside:
+            for name, value in beside(json.loads(given.beside.read_text()), constants).items():
+                print(f"{name:10} {value:10.4g}")
         for name, cost in costs(json.loads(given.fit.read_text())).items():
             print(f"{name:20} {cost}")
         print(f"largest residual {max(map(abs, residuals.values())):.1%}")

@@ -44,7 +44,7 @@ from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"9.{RULES}"
+MODEL = f"10.{RULES}"
 PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
@@ -416,8 +416,12 @@ class Launch:
         for here, loop in self._walked(replay):
             times = float(self.parts[here].mean(axis=0).sum())
             each = sum(count * one(name) for name, count in loop.events.items())
-            for strip in () if near else self.strips:
-                far = strip.bytes * self.apart[strip.op.label] * (one("l2") - one("copy"))
+            for strip, asked in () if near else zip(self.strips, self.frame.asked, strict=True):
+                # Of what neighbours ask for at about the same time L2 reads a part for each of
+                # them; a cluster asks once.
+                apart = self.apart[strip.op.label]
+                read = apart + (1.0 - apart) * machine.value("l2.read_again")
+                far = read * asked / self.plan.resident * (one("l2") - one("copy"))
                 each += far if here in strip.loops else 0.0
             picojoules += times * each
         picojoules += len(self.order) * self.frame.stored * one("store")

@@ -57,7 +57,7 @@ from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.target import UNIT_TITLES
 from warploom.tile import Op, Program
 
-RULES = 6  # version of the rules: what was concluded from other ones is not used again
+RULES = 7  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.0, 0.15, 0.3, 0.45)  # of the least interval: how late a group begins
 BEYOND = 4  # passes, beyond as many as a ring has slots, that are as long where a walk has settled
@@ -341,8 +341,7 @@ def _events(
         found[name] = found.get(name, 0.0) + count
 
     groups = block.placement.parts / unroll
-    kinds = {op.srcs[0].type.dtype.name for op in _matmuls(block, index)}
-    matmul = next((MATMULS[kind] for kind in sorted(kinds) if kind in MATMULS), "matmul")
+    matmul = matmul_of(block, index)
     for slot, _ in code:
         if slot.matmul:
             rows = slot.matmul * hopper().columns + (0 if slot.from_registers else MATMUL_ROWS)
@@ -364,11 +363,12 @@ def _events(
     return found
 
 
-def _matmuls(block: BlockProgram, index: str) -> list[Op]:
-    """The matmuls of a loop."""
+def matmul_of(block: BlockProgram, index: str) -> str:
+    """The name that the energy of a loop's matmuls has, by the operands of the first."""
     loops = block.placement.program.loops()
     body = next(loop.body for loop in loops if loop.index == index)
-    return [op for op in body if isinstance(op, Op) and op.kind == "mma"]
+    kinds = (op.srcs[0].type.dtype.name for op in body if isinstance(op, Op) and op.kind == "mma")
+    return MATMULS.get(next(kinds, ""), "matmul")
 
 
 def _pace(
