@@ -44,7 +44,7 @@ from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"10.{RULES}"
+MODEL = f"11.{RULES}"
 PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
@@ -234,17 +234,33 @@ class Launch:
             for strip, first in zip(self.strips, firsts, strict=True)
         }
 
+    @cached_property
+    def read(self) -> Mapping[str, float]:
+        """Of each load, the share of what all SMs ask for at a time that L2 reads: what is
+        different, and of the rest a part for each of them, as they do not ask at the same time."""
+        again = self.machine.value("l2.read_again")
+        return {name: apart + again * (1.0 - apart) for name, apart in self.apart.items()}
+
     def rates(self) -> Rates:
-        """Of each load the cycles in which an SM gets a KiB, while all of them load."""
-        table = costs(self.gpu)
+        """Of each load the cycles in which an SM gets a KiB, while all of them load: as fast as its
+        own way takes them, or as L2 reads for all, whichever takes longer for the loads of a
+        loop."""
+        table, sizes = costs(self.gpu), dict(zip(self.strips, self.frame.asked, strict=True))
         found: dict[str, float] = {}
-        for one in self.strips:
-            rate = table.value("load.per_kib_all") * self.apart[one.op.label]
-            if self._ragged(one.op):
+        for loop in {strip.loops[-1:] for strip in self.strips}:
+            strips = [strip for strip in self.strips if strip.loops[-1:] == loop]
+            own, every = dict[str, float](), dict[str, float]()
+            for one in strips:
+                every[one.op.label] = table.value("load.per_kib_all") * self.read[one.op.label]
                 # As slow as the probe's slowest ring: at its median, GEMMs of such rows were
                 # predicted 10 to 20 % too fast.
-                rate = max(rate, table.at("high").value("load.per_kib_ragged"))
-            found[one.op.label] = max(rate, table.value("load.per_kib"))
+                ragged = table.at("high").value("load.per_kib_ragged")
+                own[one.op.label] = ragged if self._ragged(one.op) else table.value("load.per_kib")
+
+            def whole(rates: Rates, strips: Sequence[Strip] = strips) -> float:
+                return sum(sizes[one] * rates[one.op.label] for one in strips)
+
+            found |= max(own, every, key=whole)
         return found
 
     def _ragged(self, op: Op) -> bool:
@@ -417,12 +433,9 @@ class Launch:
             times = float(self.parts[here].mean(axis=0).sum())
             each = sum(count * one(name) for name, count in loop.events.items())
             for strip, asked in () if near else zip(self.strips, self.frame.asked, strict=True):
-                # Of what neighbours ask for at about the same time L2 reads a part for each of
-                # them; a cluster asks once.
-                apart = self.apart[strip.op.label]
-                read = apart + (1.0 - apart) * machine.value("l2.read_again")
-                far = read * asked / self.plan.resident * (one("l2") - one("copy"))
-                each += far if here in strip.loops else 0.0
+                # A cluster asks once.
+                read = self.read[strip.op.label] * asked / self.plan.resident
+                each += read * (one("l2") - one("copy")) if here in strip.loops else 0.0
             picojoules += times * each
         picojoules += len(self.order) * self.frame.stored * one("store")
         if any(name.startswith("matmul") for loop in replay.loops.values() for name in loop.events):
