@@ -179,6 +179,16 @@ def figures(found: Facts) -> list[Figure]:
     return shown
 
 
+def headline(shown: Sequence[Figure]) -> str:
+    """The same in a line."""
+    kinds = dict.fromkeys(one.kind for one in shown)
+    told = (
+        f"{kind}: " + ", ".join(f"{x.value} {x.unit} ({x.about})" for x in shown if x.kind == kind)
+        for kind in kinds
+    )
+    return "; ".join(told)
+
+
 def timelines(found: Facts, of_line: Sequence[str]) -> list[Timeline]:
     """Of every loop; rows of a trace, where there is one, measured above predicted."""
     if isinstance(found.walks, str) or found.block is None:
