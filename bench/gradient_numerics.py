@@ -2,6 +2,7 @@
 
     python -m bench.gradient_numerics run --out DIR [--only "128 causal"]   on the GPU machine
     python -m bench.gradient_numerics merge FILE...     its patterns.jsonl into bench/results
+    python -m bench.gradient_numerics narrow            what 8-bit gradients would be off by; no GPU
 
 A row is a head size and mask on one pattern of inputs (`bench.kernel_numerics`), for all that a
 user calls, forward and backward: ours and FlashAttention-4's by autograd, each from its own output.
@@ -34,6 +35,7 @@ NAMES = tuple(f"{d} {mask}" for d in (64, 96, 128, 256) for mask in ("full", "ca
 CUDNN, OURS = "cuDNN", "ours"
 UNSEEN = "rows that see no key"
 LINES = "patterns.jsonl"
+NARROW = kb.ROOT / "bench" / "results" / "raw" / "attention-backward-8-bits.json"
 Gradients = dict[str, Any]
 Function = Callable[[Any, Any, Any], Any]
 
@@ -216,10 +218,43 @@ def rows_of(files: list[Path]) -> list[Evidence]:
     return sorted(rows.values(), key=lambda row: order.index(" ".join(row.kernel.split()[1:])))
 
 
+def narrow(torch: Any) -> list[dict[str, Any]]:
+    """Errors of the gradients of normal q, k, v and dO of e4m3 where P and dS are rounded too: to
+    bf16, or to e4m3 with one scale or one of each block of 64 x 128; all else is float64."""
+    rows, depth = 1024, 128
+    found: list[dict[str, Any]] = []
+
+    def rounded(x: Any, tile: tuple[int, int] = (rows, rows)) -> Any:
+        parts = x.unflatten(-1, (-1, min(tile[1], x.shape[-1]))).unflatten(-3, (-1, tile[0]))
+        scale = 448.0 / parts.abs().amax((-3, -1), keepdim=True).clamp_min(1e-30)
+        return ((parts * scale).float().to(torch.float8_e4m3fn).double() / scale).reshape(x.shape)
+
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "bf16": lambda x: x.bfloat16().double(),
+        "e4m3, one scale": rounded,
+        "e4m3, a scale a block": lambda x: rounded(x, (64, 128)),
+    }
+    torch.manual_seed(0)
+    q, k, v, do = (rounded(torch.randn(2, rows, depth).double()) for _ in range(4))
+    for mask in ("full", "causal"):
+        seen = torch.ones(rows, rows, dtype=torch.bool)
+        seen = seen.tril() if mask == "causal" else seen
+        scores = (q @ k.mT * depth**-0.5).masked_fill(~seen, -torch.inf)
+        weights = torch.softmax(scores, -1)
+        change = weights * (do @ v.mT - (do * (weights @ v)).sum(-1, keepdim=True))
+        want = (change @ k, change.mT @ q, weights.mT @ do)
+        for kind, to in kinds.items():
+            own, ds = to(weights), to(change)
+            pairs = zip((ds @ k, ds.mT @ q, own.mT @ do), want, strict=True)
+            errors = [round(float((a - b).norm() / b.norm()), 5) for a, b in pairs]
+            found.append({"mask": mask, "P and dS": kind, "errors of dq, dk, dv": errors})
+    return found
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("run", "merge"))
+    parser.add_argument("mode", choices=("run", "merge", "narrow"))
     parser.add_argument("files", nargs="*", type=Path, help=f"merge: {LINES} of runs")
     parser.add_argument("--out", type=Path, default=Path("out/results"))
     parser.add_argument("--only", default="", help="run cases that contain one of these")
@@ -229,6 +264,11 @@ def main() -> None:
     if args.mode == "merge":
         files: list[Path] = args.files
         write_rows(RESULTS, rows_of(files))
+        return
+    if args.mode == "narrow":
+        found = narrow(kb.load_torch())
+        NARROW.write_text(json.dumps(found, indent=1) + "\n")
+        print(*found, sep="\n")
         return
     wished = args.only.split(",")
     args.out.mkdir(parents=True, exist_ok=True)
