@@ -186,7 +186,7 @@ def library() -> dict[str, Case]:
     return found
 
 
-GRADIENTS = {
+GRADIENTS: dict[str, dict[str, Any]] = {
     **{f"{d} {mask}": {"head_dim": d, "causal": mask == "causal"}
        for d in (64, 96, 128, 256) for mask in ("full", "causal")},
     "128 causal, grouped": {"causal": True, "group": 2},
