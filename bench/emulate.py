@@ -78,12 +78,12 @@ def of_file(text: str, name: str) -> Try:
 
 def of_emitted(library: Library, number: int, one: Case) -> Try:
     """Runs of a compiled kernel; a result unlike the interpreter's is a fault."""
-    found, given = one.stored(interpret(one.program, one.arrays)), one.stored(one.arrays)
+    found = interpret(one.program, one.arrays)
     wanted = {name: found[name] for name in found if name not in one.counters}
 
     def run(seed: int) -> Fault | None:
         try:
-            got = library.run(number, one.program, given, None, BLOCKS, seed)
+            got = library.run(number, one.program, one.arrays, None, BLOCKS, seed)
         except Fault as fault:
             return fault
         for name, want in wanted.items():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.kernels.backward_case import backward_case, stored
+from tests.kernels.backward_case import backward_case
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
@@ -34,14 +34,12 @@ Edit = Callable[[str], str]
 @dataclass(frozen=True)
 class Case:
     """A program, its emitted kernel and data; a result further than `apart` from the
-    interpreter's is wrong. `stored`: how the kernel has arrays in memory, where not in order;
-    `counters` are no result."""
+    interpreter's is wrong. `counters` are no result."""
 
     program: t.Program
     source: CudaSource
     arrays: Arrays
     apart: float = 1e-3
-    stored: Callable[[Arrays], Arrays] = dict
     counters: tuple[str, ...] = ()
 
 
@@ -78,7 +76,7 @@ def _backward(config: BackwardConfig) -> Case:
     program, policy, _ = kernel(config, "main")
     own = {array.name: arrays[array.name] for array in program.arrays}
     source = emitted(program, schedule_for(program, policy))
-    return Case(program, source, own, stored=partial(stored, config), counters=("turns",))
+    return Case(program, source, own, counters=("turns",))
 
 
 def _staged() -> Case:
