@@ -16,7 +16,12 @@ from typing import Any
 
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, operator, steps
-from warploom.integrations.torch_rows import cross_entropy, logits_to_gradients, torch
+from warploom.integrations.torch_rows import (
+    cross_entropy,
+    logits_to_gradients,
+    scale_in_place,
+    torch,
+)
 from warploom.kernels.rows.program import IGNORED
 
 LOGIT_BYTES = 1 << 28  # of a chunk, unless its rows are fewer than these
@@ -99,7 +104,7 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
         return (None,) * 6
     # Where no second backward pass may come, nobody else has them.
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    scaled = [one * loss if kept else one.mul_(loss) for one in (dx, dweight)]
+    scaled = [one * loss if kept else scale_in_place(one, loss) for one in (dx, dweight)]
     return *scaled, None, None, None, None
 
 
