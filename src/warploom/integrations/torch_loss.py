@@ -71,17 +71,19 @@ def _fill(_: None, results: tuple[Any, Any, Any], *args: Any) -> None:
         total.zero_()
         dweight.zero_()
         return
-    share = (wanted != IGNORED).sum().float().reciprocal() if mean else None
     step = min(count, chunk or chunk_rows(classes, x.element_size()))
     logits = x.new_empty(step, -(-classes // LINE) * LINE)[:, :classes]
-    losses = torch.empty(count, dtype=torch.float32, device=x.device)
-    each = torch.ones(count, dtype=torch.float32, device=x.device)
-    each = each if share is None else each * share
+    losses, each, share = None, None, None
     for first in range(0, count, step):
         part = slice(first, min(first + step, count))
         of_x, of_target = rows[part], wanted[part]
         now = logits[: len(of_x)]
         torch.mm(of_x, weight.t(), out=now)
+        if losses is None or each is None:  # small kernels, behind the first of the large ones
+            losses, each = (x.new_ones(count, dtype=torch.float32) for _ in range(2))
+            if mean:
+                share = (wanted != IGNORED).sum().float().reciprocal()
+                each.mul_(share)
         if not gradients:
             losses[part] = cross_entropy(now, of_target, "none")
             continue
@@ -104,8 +106,10 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
         return (None,) * 6
     # Where no second backward pass may come, nobody else has them.
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    scaled = [one * loss if kept else scale_in_place(one, loss) for one in (dx, dweight)]
-    return *scaled, None, None, None, None
+    if kept:
+        return dx * loss, dweight * loss, None, None, None, None
+    scale_in_place(loss, dx, dweight)
+    return dx, dweight, None, None, None, None
 
 
 OPERATOR = operator(

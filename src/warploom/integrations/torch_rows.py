@@ -364,17 +364,18 @@ def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None
     kernel(arrays, {}, current_stream(logits))
 
 
-def scale_in_place(x: Any, by: Any) -> Any:
-    """x times the number `by`, an fp32 tensor on its device, in the place of x. Where that is 1, as
-    the gradient of a loss mostly is, x is not even read, and the host need not know."""
-    count = x.numel()
-    whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
-    if not whole or count * x.element_size() % LINE:
-        return x.mul_(by)
+def scale_in_place(by: Any, *tensors: Any) -> None:
+    """Multiply tensors in place by the number `by`, an fp32 tensor on their device. Where that is
+    1, as the gradient of a loss mostly is, they are not even read, and the host need not know."""
     changes = (by != 1).int().expand(TASKS).contiguous()
-    arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
-    _scaled(allowed_type(x, "x", FLOATS), x)(arrays, {}, current_stream(x))
-    return x
+    for x in tensors:
+        count = x.numel()
+        whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
+        if not whole or count * x.element_size() % LINE:
+            x.mul_(by)
+            continue
+        arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
+        _scaled(allowed_type(x, "x", FLOATS), x)(arrays, {}, current_stream(x))
 
 
 def swiglu(gate: Any, up: Any) -> Any:
