@@ -60,13 +60,13 @@ def long_convolution(config: ConvolutionConfig) -> Program:
 
 def default_policy(config: ConvolutionConfig) -> Policy:
     """What a configuration gets: two blocks on an SM, beside which x has room for a second slot
-    where it has half the rows."""
+    where it has half the rows; elsewhere its one slot goes back as soon as it is read."""
     plan = LaunchPlan(split="f", resident=2, store_panels=1)
-    if config.blocks:
-        # A later block takes longer: a block of threads a task, as the GPU has room.
-        return Policy("unpipelined", plan.with_options(persistent=False), groups=1)
-    slots = {"x": 2} if config.causal else {}
-    return Policy("unpipelined", plan, groups=1, slots=slots)
+    if config.blocks:  # the longest tasks first
+        plan = plan.with_options(reverse=("rows_tile",))
+    if config.causal and not config.blocks:
+        return Policy("unpipelined", plan, groups=1, slots={"x": 2})
+    return Policy("lcsf-early", plan, groups=1, depth=1)
 
 
 def _task(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
@@ -96,7 +96,7 @@ def _task(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
 def _block(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
     """One block of a pair of sequences of a head."""
     taken, blocks = config.taken, cdiv(size("rows"), config.taken)
-    tile, part, j = grid(tiles=size("tiles"), parts=cdiv(size("batch"), 2), rows=blocks)
+    j, tile, part = grid(rows=blocks, tiles=size("tiles"), parts=cdiv(size("batch"), 2))
     left, right = _matrix(arrays, "left", taken), _matrix(arrays, "right", COLUMNS)
     back, batches = _matrix(arrays, "back", ROWS), [part * 2 + n for n in (0, 1)]
     re, im = (zeros(FP32, f=ROWS, g=COLUMNS) for _ in PARTS)
