@@ -24,8 +24,7 @@ from warploom.integrations.torch_rows import (
 )
 from warploom.kernels.rows.program import IGNORED
 
-LOGIT_BYTES = 1 << 28  # of a chunk, unless its rows are fewer than these
-LEAST_ROWS = 512
+LEAST_ROWS = 512  # of a chunk
 LINE = 8  # elements that rows of logits begin at multiples of
 TYPES = ("bfloat16", "float16")
 SCHEMA = (
@@ -34,9 +33,10 @@ SCHEMA = (
 )
 
 
-def chunk_rows(classes: int, size: int) -> int:
-    """Rows of a chunk for so many classes, of elements of `size` bytes: a multiple of 128."""
-    return max(LEAST_ROWS, LOGIT_BYTES // (classes * size) // 128 * 128)
+def chunk_rows(depth: int) -> int:
+    """Rows of a chunk of logits for a weight of so many columns: as many, so that its logits take
+    what the gradient of the weight takes."""
+    return max(LEAST_ROWS, -(-depth // 128) * 128)
 
 
 def _checked(x: Any, weight: Any, target: Any, mean: bool, chunk: int, *_: Any) -> None:
@@ -71,7 +71,7 @@ def _fill(_: None, results: tuple[Any, Any, Any], *args: Any) -> None:
         total.zero_()
         dweight.zero_()
         return
-    step = min(count, chunk or chunk_rows(classes, x.element_size()))
+    step = min(count, chunk or chunk_rows(depth))
     logits = x.new_empty(step, -(-classes // LINE) * LINE)[:, :classes]
     losses, each, share = None, None, None
     for first in range(0, count, step):
@@ -127,7 +127,7 @@ def linear_cross_entropy(
     """The loss of the logits x @ weight.T for classes `target`; class -100 does not count.
 
     x [..., k] and weight [classes, k] bf16 or fp16, `reduction` "mean" or "sum", `chunk` the rows
-    whose logits exist at a time (0: 256 MB of them).
+    whose logits exist at a time (0: as many as the weight has columns).
     """
     if reduction not in ("mean", "sum"):
         raise InputError(f"linear_cross_entropy reduction={reduction!r}: expected mean or sum")
