@@ -22,6 +22,7 @@ from warploom.tile.ops import NIBBLES
 
 Names = dict[str, str]
 
+MATRIX_BYTES = 32  # of a row of a tile that one stmatrix writes
 FEW = 2  # staged tiles, whose addresses a loop may keep
 
 
@@ -246,23 +247,23 @@ def stage_lines(
         )
     common = op.dst.name in values.placement.common
     head = [*unrolled("t", values.blocks(op.dst.type))]
-    turn = f"{op.dst.name}_turn"
+    turn, size = f"{op.dst.name}_turn", op.dst.type.dtype.bytes
     matrices = (
-        fence and tile.cols % SLOT_COLUMNS == 0
+        fence and tile.cols * size % MATRIX_BYTES == 0
     )  # stmatrix came with Hopper, as the proxy did
     room, place = _staged_place(values, op, matrices, turn if slot else "", fence)
     if matrices:
         words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
         lines = [
             *head,
-            *unrolled("s", tile.cols // SLOT_COLUMNS),
+            *unrolled("s", tile.cols * size // MATRIX_BYTES),
             f"    stmatrix({room}({place}), {words});",
         ]
     else:
         word = values.word(op.dst, "t", "i", names)
         lines = [
             *head,
-            *unrolled("i", tile.cols // 4),
+            *unrolled("i", tile.cols * size // 8),
             f"    shared_write({room}({place}), int({word}));",
         ]
     return [

@@ -24,6 +24,7 @@ from warploom.codegen.oracle.barriers import (
     NamedBarrier,
     PhaseBarrier,
     TaskRing,
+    arrivals_of,
 )
 from warploom.codegen.oracle.localise import localiser
 from warploom.codegen.oracle.simulate_steps import Steps
@@ -132,8 +133,7 @@ class Simulator(Steps):
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
-            takers = TURNING if self.block.is_raw(ring) else WARPS * self.block.takers(ring)
-            arrivals = takers * (self.cluster if crossing else 1)
+            arrivals = arrivals_of(self.block, ring) * (self.cluster if crossing else 1)
             fillers = TURNING if self.block.is_turned(ring) else 1
             result[ring.name] = SharedRing(
                 ring,
