@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from warploom.codegen.ir.block import (
     BlockProgram,
     Pipeline,
+    Ring,
     Role,
     Scheduled,
     Straight,

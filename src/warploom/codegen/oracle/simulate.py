@@ -19,7 +19,6 @@ from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
 from warploom.codegen.ir.steps import Fill, Issue, Join, Step, Wait
 from warploom.codegen.oracle.barriers import (
     TURNING,
-    WARPS,
     Company,
     NamedBarrier,
     PhaseBarrier,

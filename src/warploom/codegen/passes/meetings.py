@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Issue, Meet, Run, Step, Take
 from warploom.codegen.passes.everywhere import every_sequence
 
