@@ -149,6 +149,7 @@ DEVICE void turn_tile(unsigned to, unsigned from) {
   const unsigned last =
       at_use(to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth);
   constexpr int kAtOnce = kCols > 128 ? 1 : kCols / 16;  // of more the registers do not suffice
+  constexpr int kAhead = kCols > 128 ? 2 : 1;  // steps whose matrices are on their way at a time
 #pragma unroll kAtOnce
   for (unsigned part = 0; part < kCols / 16; part += kWarps) {
     const unsigned col = (part + warp) * 16;
@@ -156,12 +157,18 @@ DEVICE void turn_tile(unsigned to, unsigned from) {
     const unsigned panel = kCols > kFrom ? col / kFrom : 0;
     const unsigned at = (first ^ col % kFrom) + panel * (kKeys * kFrom);
 #pragma unroll
-    for (int key = 0; key < kKeys; key += 32) {
-      unsigned x[4];
-      load_matrix_transposed(x, at + key * kFrom);
-      stmatrix((last ^ key % kWidth) + part * 16 * kWidth + key / kWidth * (kRows * kWidth),
-               __byte_perm(x[0], x[1], one), __byte_perm(x[0], x[1], other),
-               __byte_perm(x[2], x[3], one), __byte_perm(x[2], x[3], other));
+    for (int begin = 0; begin < kKeys; begin += 32 * kAhead) {
+      unsigned x[kAhead][4];
+#pragma unroll
+      for (int key = begin; key < begin + 32 * kAhead && key < kKeys; key += 32)
+        load_matrix_transposed(x[(key - begin) / 32], at + key * kFrom);
+#pragma unroll
+      for (int key = begin; key < begin + 32 * kAhead && key < kKeys; key += 32) {
+        unsigned(&y)[4] = x[(key - begin) / 32];
+        stmatrix((last ^ key % kWidth) + part * 16 * kWidth + key / kWidth * (kRows * kWidth),
+                 __byte_perm(y[0], y[1], one), __byte_perm(y[0], y[1], other),
+                 __byte_perm(y[2], y[3], one), __byte_perm(y[2], y[3], other));
+      }
     }
   }
 }
