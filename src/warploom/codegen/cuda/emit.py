@@ -35,7 +35,7 @@ from warploom.tile.dtypes import HALVES, dtype
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
 SLOT_READS = (
     *("tile_offset", "load_matrix", "load_matrix_transposed"),
-    *("read_left", "read_bytes", "turn_tile", "widen_tile"),
+    *("read_left", "read_bytes", "turn_tile"),
 )
 
 

@@ -46,8 +46,6 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     come in pairs, each lane's own."""
     assert op.dst is not None
     moved = moves_on(values.placement, op)
-    if moved and (whole := _widened_whole(values, block, op)):
-        return whole
     kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
     first = values.first_row(kind.names[0], kind.shape[0])
     row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
@@ -98,27 +96,6 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
         *indent(inner),
         "}",
     ]
-
-
-def _widened_whole(values: Values, block: BlockProgram, op: Op) -> list[str]:
-    """Lines that bring a loaded e4m3 tile as fp16 into a group's own staged region, 16 bytes of a
-    row at a time; [] for other ops. No register has an element of it for long."""
-    assert op.dst is not None
-    placement, source = values.placement, op.srcs[0]
-    kinds = source.type.dtype.name, op.dst.type.dtype.name
-    if op.kind != "cast" or kinds != ("e4m3", "fp16") or not placement.is_shared(source):
-        return []
-    whole = placement.oriented(op.dst.type)
-    if whole.names != source.type.names:
-        return []
-    ring, buffer = block.home(source.name)
-    base, to = f"{ring.name}_base", placement.staged[op.dst.name]
-    number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
-    first = values.part_size(whole.names[1], whole.shape[1])
-    form = f"{to.rows}, {to.cols}, {buffer.tile.width}, {to.width}"
-    room = at_use(placement, f"{op.dst.name}_room")
-    at = f"{ring.name}_at + {buffer.offset}{number}"
-    return [f"widen_tile<{form}>({room}, {at}, {f'part * {first}' if first else '0'});"]
 
 
 def moves_on(placement: Placement, op: Op) -> bool:

@@ -28,8 +28,8 @@ Names = Mapping[Axis, str]
 def one_slot(program: Program) -> Program:
     """The program whose matmuls take a loaded tile that was renamed from the slot of the load.
 
-    *requires*  nothing but matmuls, casts of 8 bits to more, and transposes that are put into the
-                order of quads, read the renamed tile
+    *requires*  nothing but matmuls, and transposes that are put into the order of quads, read the
+                renamed tile
     *before -> after*  `k = load(...); r = k.rename("n", "r"); x = r @ k` ->
     `k = load(...); x = k(r, d) @ k(n, d)`, one variable under two types
     *keeps*  every other op, its number, its order and its value
@@ -42,7 +42,7 @@ def one_slot(program: Program) -> Program:
     for op in ops:
         turned = op.kind == "transpose" and op.dst is not None and op.dst.name in ordered
         for place, src in enumerate(op.srcs):
-            narrow = src.type.dtype.bits == 8 and (op.kind == "cast" or turned)
+            narrow = src.type.dtype.bits == 8 and turned
             if (op.kind != "mma" or place == 2) and not narrow:
                 found.pop(src.name, None)
     if not found:

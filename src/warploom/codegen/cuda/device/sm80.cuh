@@ -109,28 +109,6 @@ DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) 
   }
 }
 
-//@ widen_tile
-// Columns `first` and on of an e4m3 tile as fp16 into another tile, by a group: each thread takes 16
-// columns of a row. Threads of a warp take neighbouring rows, whose swizzles spread over all banks.
-template <int kRows, int kCols, int kFrom, int kTo>
-DEVICE void widen_tile(unsigned to, unsigned from, int first) {
-#pragma unroll 4
-  for (int i = threadIdx.x % 128; i < kRows * kCols / 16; i += 128) {
-    const int row = i % kRows, col = i / kRows * 16;
-    unsigned x[4], y[8];
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(from + tile_offset<kFrom, kRows>(row, first + col)) : "memory");
-#pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] = halves_e4m3(x[j / 2] >> j % 2 * 16);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                   ::"r"(to + tile_offset<kTo, kRows>(row, (col + 8 * h) * 2)), "r"(y[4 * h]),
-                   "r"(y[4 * h + 1]), "r"(y[4 * h + 2]), "r"(y[4 * h + 3]) : "memory");
-  }
-}
-
 //@ turn_tile
 // An 8-bit tile of kKeys rows and kCols columns, transposed and each 16 of its rows in the order of
 // quads, by kWarps warps from warp 1 on. A pair of columns moves as one 16-bit element: transposed,
