@@ -139,7 +139,7 @@ def turn_lines(block: BlockProgram, op: Op) -> list[str]:
     """Turn a loaded 8-bit tile: transposed and in the order of quads into the slot acquired, by the
     warps behind the producer's."""
     assert op.dst is not None
-    warps = next(role.warps for role in block.roles if role.transposes)
+    role = next(role for role in block.roles if role.transposes)
     (ring, buffer), (source, raw) = map(
         block.home, (op.dst.name, block.placement.turned[op.dst.name])
     )
@@ -147,9 +147,18 @@ def turn_lines(block: BlockProgram, op: Op) -> list[str]:
     base = f"{source.name}_base"
     number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
     tile, loaded = buffer.tile, raw.tile
-    form = f"{tile.width}, {tile.rows}, {loaded.width}, {loaded.rows}, {loaded.cols}, {warps}"
+    form = (
+        f"{tile.width}, {tile.rows}, {loaded.width}, {loaded.rows}, {loaded.cols}, {role.warps}, "
+        f"{steps_ahead(role.registers)}"
+    )
     to = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes} + {buffer.offset}"
     return [f"turn_tile<{form}>({to}, {source.name}_at + {raw.offset}{number});"]
+
+
+def steps_ahead(registers: int) -> int:
+    """How many steps of turning a wide tile have their matrices on their way, in so many registers
+    a thread: each takes four."""
+    return max(1, (registers - 24) // 8 + 1)
 
 
 def _nibble_pair(values: Values, op: Op) -> str:
