@@ -40,6 +40,7 @@ from warploom.tile import (
     full,
     load,
     loop,
+    lower_inverse,
     maximum,
     span,
     store,
@@ -109,7 +110,7 @@ class _Solve(DeltaTask):
             beta, (sums, _) = gates.vector("beta"), self.sums(gates)
             low, seen = self.weighed(low, scores, beta, sums)
             self.leave("scores", c, seen)
-            inverse = self.inverse(low)
+            inverse = lower_inverse(low)
             self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(BF16))
             gates.turn()
 
@@ -137,7 +138,7 @@ class _SolveChannels(_Solve):
             self.leave("scores", c, scores)
             r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
             below = low.cast(FP32).rename("i", "n") * beta.rename("t", "r")
-            inverse = self.inverse(where(r > n, below, 0.0))
+            inverse = lower_inverse(where(r > n, below, 0.0))
             self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(BF16))
 
     def products(self, of: tuple[Tile, ...], k: Tile, g: Tile, operand: Tile) -> list[Tile]:
