@@ -35,7 +35,13 @@ from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
-from warploom.kernels.recurrent import hedgehog
+from warploom.kernels.recurrent import hedgehog, solved
+from warploom.kernels.recurrent.backward import (
+    ALLOW,
+    backward_policy,
+    parts_of,
+    recurrent_backward,
+)
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.tuned.variant import Variant
 from warploom.tile import BF16, FP16, Program, interpret
@@ -258,11 +264,41 @@ def recurrence(name: str) -> Case:
     return Case(program, schedule, arrays, {"scale": 0.1}, family="recurrent")
 
 
+def recurrence_in_two(name: str, number: int) -> Case:
+    """One of the two kernels of a delta rule, the second one with what the first leaves."""
+    made = import_module("tests.kernels.test_recurrent_solved")
+    config, scale = made.CASES[name], {"scale": 0.5}
+    both, values = list(solved.kernels(config)), made.inputs(config)
+    for program, _ in both[:number]:
+        values |= interpret(program, made.of(program, values), scale)
+    program, policy = both[number]
+    return Case(program, schedule_for(program, policy), made.of(program, values), scale,
+                allow=solved.FEW, family="recurrent")  # fmt: skip
+
+
+def recurrence_backward(name: str, part: str) -> Case:
+    """One of the kernels of a recurrence's backward pass."""
+    inputs = import_module("tests.kernels.recurrent_backward_case")
+    config = import_module("tests.kernels.test_recurrent_backward").CASES[name]
+    values, _ = inputs.backward_case(config)
+    if part != parts_of(config)[0]:
+        values |= inputs.interpreted(config, values)
+    program, policy = recurrent_backward(config, part), backward_policy(config, part)
+    arrays = inputs.of_part(config, values, part)
+    return Case(program, schedule_for(program, policy), arrays, {"scale": inputs.SCALE},
+                allow=ALLOW, family="recurrent")  # fmt: skip
+
+
 RECURRENCES = {
     "mamba2": RecurrentConfig("step", softplus=True, skip=True, final=True),
     "gla": RecurrentConfig("channel", gates=BF16, initial=True),
     "gated-delta": RecurrentConfig("token", delta=True, final=True),
     "based": RecurrentConfig("none", taylor=True, key_dim=16),
+}
+RECURRENT_GRADIENTS = {
+    "mamba": ("rows",),
+    "gla": ("keys", "queries"),
+    "gated-delta": ("values", "rest"),
 }
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
@@ -348,6 +384,20 @@ CASES: dict[str, Callable[[], Case]] = {
     **{
         f"recurrent-{name}": lambda name=name: recurrence(name)
         for name in (*RECURRENCES, "hedgehog")
+    },
+    **{
+        f"recurrent-{name}-{kernel}": lambda name=name, number=number: (
+            recurrence_in_two(name, number)
+        )
+        for name in ("gated-delta", "kda")
+        for number, kernel in enumerate(("solve", "chunks"))
+    },
+    **{
+        f"recurrent-backward-{name}-{part}": lambda name=name, part=part: (
+            recurrence_backward(name, part)
+        )
+        for name, parts in RECURRENT_GRADIENTS.items()
+        for part in parts
     },
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
