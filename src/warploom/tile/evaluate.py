@@ -119,7 +119,7 @@ def _lower_inverse(value: Value) -> Value:
     above. Operands are fp16; blocks of half that size are inverted by substitution."""
 
     def product(a: Value, b: Value) -> Value:
-        return round_to(FP16, a) @ round_to(FP16, b)
+        return np.matmul(round_to(FP16, a), round_to(FP16, b))
 
     low, inverse = np.tril(value, -1), np.eye(len(value), dtype=value.dtype)
     half = BLOCK // 8

@@ -24,6 +24,7 @@ from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import (
     GROUP,
+    MOVED,
     REDUCE,
     At,
     Values,
@@ -41,7 +42,6 @@ ALONG_ROWS = {"argmax": row_argmax_lines, "cumsum": row_cumsum_lines} | dict.fro
     REDUCE, row_reduce_lines
 )
 FEW_QUADS = 4  # of a vector in fragments that all lie in registers at once
-MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
 
 
 def compute_lines(values: Values, op: Op, names: Names) -> list[str]:

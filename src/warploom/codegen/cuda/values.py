@@ -162,6 +162,9 @@ class At:
         return self.i if self.kind == "col" else f"((({self.i}) >> 2) * 2 + (({self.i}) & 1))"
 
 
+MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
+
+
 class Values(RegisterTiles):
     """Declares and reads the register tiles of a kernel."""
 
@@ -347,8 +350,8 @@ class Values(RegisterTiles):
         low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
         words = list[str]()
         for src in op.srcs:
-            if read and src.name in read:
-                words.append(read[src.name])
+            if read and (origin := self._moved(src).name) in read:
+                words.append(read[origin])
             elif self.placement.is_shared(src) or self._reads_vectors(src):
                 return ""
             elif len(src.type.axes) == 2:
@@ -356,6 +359,12 @@ class Values(RegisterTiles):
             else:
                 words.append(self._packed(src, low, high, names))
         return f"product_{kind.dtype}({', '.join(words)})"
+
+    def _moved(self, var: Var) -> Var:
+        """What inlined ops that leave elements as they are take a variable from."""
+        inner = self.placement.fusion.inlined.get(var.name)
+        moves = inner is not None and inner.kind in MOVED
+        return self._moved(inner.srcs[0]) if inner is not None and moves else var
 
     def words(
         self, var: Var, t: str, first: str, group: str, count: int, names: dict[str, str]
