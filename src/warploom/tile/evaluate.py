@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import FP16, round_to, storage_of
-from warploom.tile.ir import Array, Op, Span, TileType, joint_axis
+from warploom.tile.ir import Op, Span, TileType, joint_axis
 from warploom.tile.ops import BLOCK, OPS, TAKEN_OFF
 from warploom.tile.typing import quad_places
 
@@ -152,7 +152,7 @@ def _gather(op: Op, sources: Sequence[Value], axis: int) -> Value:
 
 
 def bounds(
-    array: Array, spans: Sequence[Span], shape: Sequence[int], symbols: Mapping[str, int]
+    spans: Sequence[Span], shape: Sequence[int], symbols: Mapping[str, int]
 ) -> tuple[tuple[slice | int, ...], tuple[slice, ...]] | None:
     """Where a tile and its array meet: the array's index and the tile's; None when nowhere."""
     outer: list[slice | int] = []
@@ -200,7 +200,7 @@ def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
             part = tile[number * rows : (number + 1) * rows]
         elif joint_axis(spans):
             part = tile.reshape(_sizes(spans))
-        meeting = bounds(op.array, spans, source.shape, symbols)
+        meeting = bounds(spans, source.shape, symbols)
         if meeting is not None:
             outer, inner = meeting
             part[inner] = round_to(kind.dtype, np.asarray(source[outer]))
@@ -216,7 +216,7 @@ def write_tile(
 ) -> None:
     """Store (or add) the part of the tile that lies in the array."""
     assert op.array is not None
-    meeting = bounds(op.array, op.spans, target.shape, symbols)
+    meeting = bounds(op.spans, target.shape, symbols)
     if meeting is None:
         return
     outer, inner = meeting
