@@ -72,7 +72,9 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
             f"{buffer.offset}{number}, {row}, {col});",
         ]
     into = "moved[i]" if moved else f"{name}[t][4 * s + i]"
-    whole = _nibble_pair(values, op) or _byte_pair(values, op) or _product_pair(values, op, names)
+    read = {var.name: f"{c_name(var.name)}_words[i]" for var in values.placement.slots_read(op)}
+    whole = _nibble_pair(values, op) or _byte_pair(values, op)
+    whole = whole or values.product_word(op, "t", "4 * s + i", names, read)
     if whole:
         count, body = 4, f"{into} = {whole};"
     elif op.dst.type.dtype.name in PACKED:
@@ -179,23 +181,6 @@ def _byte_pair(values: Values, op: Op) -> str:
     if op.kind != "cast" or kinds != ("e4m3", "fp16") or not values.placement.is_shared(source):
         return ""
     return f"halves_e4m3({c_name(source.name)}_words[i])"
-
-
-def _product_pair(values: Values, op: Op, names: Names) -> str:
-    """The packed word of two neighbours, where an op multiplies narrow elements of what lies in
-    slots: both in one instruction, each rounded once."""
-    kind = op.dst.type if op.dst is not None else None
-    if op.kind != "mul" or kind is None or kind.dtype.name not in PACKED:
-        return ""
-    if any(src.type.dtype is not kind.dtype or len(src.type.axes) < 2 for src in op.srcs):
-        return ""
-    words = (
-        f"{c_name(src.name)}_words[i]"
-        if values.placement.is_shared(src)
-        else values.word(src, "t", "4 * s + i", names)
-        for src in op.srcs
-    )
-    return f"product_{kind.dtype}({', '.join(words)})"
 
 
 def at_use(placement: Placement, address: str) -> str:

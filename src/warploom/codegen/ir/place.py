@@ -202,7 +202,7 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
         shared[name] = (loads[name], shared_tile(_typed(loads[name])))
     _check_readers(program, shared, fusion)
     _check_reads(program, shared)
-    rows, cols = _axes(program, shared, fusion)
+    rows, cols = _axes(program, shared)
     splits = _splits(program, split, staged, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     own = _own_columns(program, staged, splits)
@@ -402,7 +402,7 @@ def _check_reads(program: Program, shared: Mapping[str, tuple[Op, SharedTile]]) 
 
 
 def _axes(
-    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
+    program: Program, shared: dict[str, tuple[Op, SharedTile]]
 ) -> tuple[frozenset[str], frozenset[str]]:
     rows: dict[str, str] = {}
     cols: dict[str, str] = {}

@@ -24,11 +24,11 @@ def pipeline(block: BlockProgram) -> BlockProgram:
     Raises `InputError` where the times exchange ops that touch one tile, release a slot before its
     last reader is started, or hold more slots than a ring has.
     """
+    effects = effects_of(block)
 
     def change(role: Role, section: Section) -> list[Section]:
         if not isinstance(section, Scheduled):
             return [section]
-        effects = effects_of(block, role)
         steady = _one_interval(section, effects)
         if role.computes:
             _check_order(block, section, steady)

@@ -54,6 +54,15 @@ DEVICE void mma_fp16(float* d, const unsigned* a, const unsigned* b) {
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+//@ block_store
+// `blocks.cuh` has it by stmatrix.
+DEVICE void block_store(unsigned at, const unsigned (&x)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("st.shared.u32 [%0], %1;"
+                 ::"r"(at + i * 128 + threadIdx.x % 32 * 4), "r"(x[i]) : "memory");
+}
+
 //@ tile_offset
 // Byte offset of (row, byte of the row) in a tile of panels kWidth bytes wide, swizzled.
 template <int kWidth, int kRows> DEVICE unsigned tile_offset(int row, int byte) {
