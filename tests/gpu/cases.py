@@ -22,7 +22,7 @@ from tests.codegen.random_program import random_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
-from tests.kernels.backward_case import backward_case, stored
+from tests.kernels.backward_case import backward_case
 
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import Policy, schedule_for
@@ -38,7 +38,13 @@ from warploom.kernels.convolution.program import default_policy as convolution_p
 from warploom.kernels.convolution.program import long_convolution
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
-from warploom.kernels.recurrent import hedgehog
+from warploom.kernels.recurrent import hedgehog, solved
+from warploom.kernels.recurrent.backward import (
+    ALLOW,
+    backward_policy,
+    parts_of,
+    recurrent_backward,
+)
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.rows.choose import row_kernel, scaled_kernel, sums_kernel
 from warploom.kernels.rows.program import RowConfig
@@ -61,6 +67,7 @@ class Case:
     allow: tuple[str, ...] = ()
     family: str = ""
     edit: tuple[str, str] | None = None  # a text of the emitted code and what it becomes
+    counters: tuple[str, ...] = ()  # arrays that are no result
 
     def built(self) -> Built:
         """The compiled kernel."""
@@ -76,7 +83,8 @@ class Case:
         """Run it: the relative error of every array; infinite where other elements are finite."""
         got = run_on_gpu(self.program, self.built(), self.arrays, self.scalars)
         want = interpret(self.program, self.arrays, self.scalars)
-        return {name: distance(got[name], want[name]) for name in want}
+        results = [name for name in want if name not in self.counters]
+        return {name: distance(got[name], want[name]) for name in results}
 
 
 def distance(got: NDArray[Any], want: NDArray[Any]) -> float:
@@ -144,20 +152,6 @@ def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings:
     return Case(program, choice.schedule(config), arrays, allow=choice.allow, family="attention")
 
 
-@dataclass(frozen=True)
-class Gradients(Case):
-    """A kernel of attention's gradients. `arrays` are in order; what the kernels leave one another
-    lies in memory as registers hold it."""
-
-    config: BackwardConfig = field(default_factory=BackwardConfig)
-
-    def errors(self) -> dict[str, float]:
-        """The same; counters of turns are no result."""
-        want = stored(self.config, interpret(self.program, self.arrays))
-        got = run_on_gpu(self.program, self.built(), stored(self.config, dict(self.arrays)))
-        return {name: distance(got[name], want[name]) for name in want if name != "turns"}
-
-
 def gradients(part: str, rows: int, keys: int, heads: int = 2, **settings: Any) -> Case:
     """One of the kernels of a backward pass, as it is chosen for so many rows and keys."""
     config = fitted(BackwardConfig(**settings), rows, keys)
@@ -170,9 +164,8 @@ def gradients(part: str, rows: int, keys: int, heads: int = 2, **settings: Any) 
         values["dq_sum"] = np.random.default_rng(0).standard_normal(values["dq_sum"].shape)
     arrays: Values = {array.name: values[array.name] for array in program.arrays}
     schedule = schedule_for(program, policy)
-    return Gradients(
-        program, schedule, arrays, allow=allow, family="attention backward", config=config
-    )
+    return Case(program, schedule, arrays, allow=allow, family="attention backward",
+                counters=("turns",))  # fmt: skip
 
 
 def simt_case(name: str) -> Case:
@@ -314,11 +307,42 @@ ROWS = {
     "gates": ("gated_backward", 14336),
 }
 
+
+def recurrence_in_two(name: str, number: int) -> Case:
+    """One of the two kernels of a delta rule, the second one with what the first leaves."""
+    made = import_module("tests.kernels.test_recurrent_solved")
+    config, scale = made.CASES[name], {"scale": 0.5}
+    both, values = list(solved.kernels(config)), made.inputs(config)
+    for program, _ in both[:number]:
+        values |= interpret(program, made.of(program, values), scale)
+    program, policy = both[number]
+    return Case(program, schedule_for(program, policy), made.of(program, values), scale,
+                allow=solved.FEW, family="recurrent")  # fmt: skip
+
+
+def recurrence_backward(name: str, part: str) -> Case:
+    """One of the kernels of a recurrence's backward pass."""
+    inputs = import_module("tests.kernels.recurrent_backward_case")
+    config = import_module("tests.kernels.test_recurrent_backward").CASES[name]
+    values, _ = inputs.backward_case(config)
+    if part != parts_of(config)[0]:
+        values |= inputs.interpreted(config, values)
+    program, policy = recurrent_backward(config, part), backward_policy(config, part)
+    arrays = inputs.of_part(config, values, part)
+    return Case(program, schedule_for(program, policy), arrays, {"scale": inputs.SCALE},
+                allow=ALLOW, family="recurrent")  # fmt: skip
+
+
 RECURRENCES = {
     "mamba2": RecurrentConfig("step", softplus=True, skip=True, final=True),
     "gla": RecurrentConfig("channel", gates=BF16, initial=True),
     "gated-delta": RecurrentConfig("token", delta=True, final=True),
     "based": RecurrentConfig("none", taylor=True, key_dim=16),
+}
+RECURRENT_GRADIENTS = {
+    "mamba": ("rows",),
+    "gla": ("keys", "queries"),
+    "gated-delta": ("values", "rest"),
 }
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
@@ -404,6 +428,20 @@ CASES: dict[str, Callable[[], Case]] = {
     **{
         f"recurrent-{name}": lambda name=name: recurrence(name)
         for name in (*RECURRENCES, "hedgehog")
+    },
+    **{
+        f"recurrent-{name}-{kernel}": lambda name=name, number=number: (
+            recurrence_in_two(name, number)
+        )
+        for name in ("gated-delta", "kda")
+        for number, kernel in enumerate(("solve", "chunks"))
+    },
+    **{
+        f"recurrent-backward-{name}-{part}": lambda name=name, part=part: (
+            recurrence_backward(name, part)
+        )
+        for name, parts in RECURRENT_GRADIENTS.items()
+        for part in parts
     },
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
