@@ -149,7 +149,6 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (1000, 20000, 2000): ("200x128-swap-ab", "128x256", "128x256-at-once", "192x256-along-n"),
     (12345, 1544, 3080): (
         "192x200",
-        "192x200-along-n",
         "128x192",
         "128x320-direct",
         "264x128-swap-ab",

@@ -10,9 +10,7 @@ from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.kernels.backward_case import (
     backward_case,
-    from_fragments,
     gradients,
-    stored,
     summed,
 )
 from tests.lowering import lowered
@@ -77,12 +75,6 @@ def planned(case, **changes):
     """The case under another launch plan."""
     program, schedule, *rest = case
     return program, replace(schedule, launch=schedule.launch.with_options(**changes)), *rest
-
-
-def emitted_right(config, got, want):
-    """The same of what emitted code leaves, whose sums are in fragments."""
-    sums = got["dq_sum"] if config.transposed else from_fragments(got["dq_sum"])
-    return right(config, got | {"dq_sum": sums}, want)
 
 
 def right(config, got, want):
@@ -156,9 +148,8 @@ def test_the_emitted_code_gives_the_gradients(kernels, number):
     library, made, sources = kernels
     program, _, values, want, config = made[number]
     for seed in range(2 if config.deterministic else 1):  # turns depend on who comes first
-        given = stored(config, values)
-        got = emulate.run(library, number, sources[number], program, given, seed=seed)
-        assert emitted_right(config, got, want)
+        got = emulate.run(library, number, sources[number], program, values, seed=seed)
+        assert right(config, got, want)
 
 
 # fault -> (pattern, which of how many in turn)
@@ -178,7 +169,6 @@ FAULTS = {
 def test_what_is_left_out_is_noticed(kernels, fault):
     _, made, sources = kernels
     program, _, values, want, config = made[0]
-    values = stored(config, values)
     body = sources[0].text.index('extern "C"')
     pattern, (which, turns) = FAULTS[fault]
     number = count()
@@ -193,7 +183,7 @@ def test_what_is_left_out_is_noticed(kernels, fault):
             got = emulate.run(library, 0, broken, program, values, seed=seed)
         except emulate.Fault:
             return
-        if not emitted_right(config, got, want):
+        if not right(config, got, want):
             return
     raise AssertionError("8 interleavings did not notice")
 
@@ -273,7 +263,7 @@ def test_vectors_are_left_in_fragments(rows):
     arrays |= {x: np.full_like(values[x], np.nan) for x in ("base", "delta", "dq_sum")}
     library = emulate.compile_all([source], None)
     got = emulate.run(library, 0, source, program, arrays)
-    expected = stored(config, t.interpret(program, arrays))
+    expected = t.interpret(program, arrays)
     for name in ("base", "delta"):
         assert np.abs(got[name] - expected[name]).max() < 1e-3
 
@@ -287,7 +277,7 @@ def test_sums_in_fragments_are_read_in_order():
     sums = np.random.default_rng(0).standard_normal(values["dq_sum"].shape).astype(np.float32)
     arrays = {"dq_sum": sums, "dq": np.full(want["dq"].shape, np.nan)}
     got = emulate.run(library, 0, source, program, arrays)["dq"]
-    assert close(got, summed(config, from_fragments(sums), 100))
+    assert close(got, summed(config, sums, 100))
 
 
 def test_sums_in_fragments_do_not_run_ahead():

@@ -52,7 +52,7 @@ CODE = (
     *("groups", "depth", "registers", "launch"),
 )
 RASTERS, CLUSTERS, SLICES = (4, 6, 8, 12, 16), (2, 4, 8), (2, 4, 6, 8)
-PARTS = (2, 3, 4, 6, 7, 8, 12, 16)
+PARTS = (2, 3, 4, 6, 8, 12, 16)
 # Adding parts up: small tiles, so that many blocks read at a time; a warp for a row, 16 B of every
 # part a thread; begun while the sums are still being made.
 ADDED = (4, 128)

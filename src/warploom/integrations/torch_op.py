@@ -105,11 +105,6 @@ def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
     return a.new_empty(shape, dtype=_out(a))
 
 
-def gemm_into(result: Any, a: Any, b: Any, residual: Any = None) -> None:
-    """a b + residual into a tensor that is not empty; the residual may be it."""
-    _gemm_fill(tuple(result.shape), result, a, b, None, residual, "none", 1.0, False)
-
-
 def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: Any) -> None:
     bias, residual, activation, scale, batch_invariant = options
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
