@@ -8,6 +8,7 @@ from functools import cached_property
 from math import prod
 
 from warploom.codegen.analysis.multicast import is_multicast
+from warploom.codegen.ir.layout import padded
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.rewrites.split_sums import leaves_sums
 from warploom.tile import Index, Loop, Op, Program
@@ -46,11 +47,12 @@ class Frame:
 
     @cached_property
     def asked(self) -> tuple[float, ...]:
-        """Bytes of each strip that a block asks for itself, of what comes to its SM."""
+        """Bytes of each strip that a block asks for itself, of what comes to its SM: the last panel
+        of rows that do not fill it comes whole."""
         blocks = self.plan.cluster[1]
         shared = (is_multicast(self.program, self.plan, strip.op) for strip in self.strips)
         return tuple(
-            strip.bytes / (blocks if one else 1) * self.plan.resident
+            copied_of(strip.op) / (blocks if one else 1) * self.plan.resident
             for strip, one in zip(self.strips, shared, strict=True)
         )
 
@@ -93,6 +95,15 @@ def loads_of(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
 
     visit(program.body, ())
     return found
+
+
+def copied_of(op: Op) -> int:
+    """Bytes that its copies bring, those of the columns beyond it in its last panel included."""
+    assert op.dst is not None
+    kind = op.dst.type
+    if len(kind.axes) != 2:
+        return bytes_of(op)
+    return kind.shape[0] * padded(kind.shape[1], kind.dtype.bytes) * kind.dtype.bytes
 
 
 def bytes_of(op: Op) -> int:
