@@ -73,6 +73,17 @@ class Frame:
         return self.stored if leaves_sums(self.program) else 0.0
 
     @cached_property
+    def exchanged(self) -> float:
+        """Bytes of sums that a task gets from others of its cluster."""
+        return float(
+            sum(
+                (int(op.value or 1) - 1) * prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+                for op in self.program.ops()
+                if op.kind == "reduce_scatter" and op.dst is not None
+            )
+        )
+
+    @cached_property
     def waited(self) -> int:
         """Bytes loaded once a task into a slot that has to be free first."""
         return sum(
