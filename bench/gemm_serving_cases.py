@@ -73,6 +73,8 @@ TYPES = {
     "integers4": "bf16, int4 weights",
 }
 BY_ROWS = "torch, by rows"
+DENSE = "cuBLAS, dense"  # the same rows by one expert's weights
+BESIDE = (BY_ROWS, DENSE)  # have other work: no baselines
 LAYER = ("x", "up", "down", "chosen", "weights")  # the arguments of a layer of experts
 WRONG = 6e-3
 INNER_TILES = 8  # of torch's packing
@@ -284,9 +286,16 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
                 "torch": lambda: torch._scaled_grouped_mm(
                     t["a"], weights, *scales, offs=t["ends"], **fast
                 ),
+                DENSE: lambda: torch._scaled_mm(
+                    t["a"], weights[0], scales[0][:, None], scales[1][:1], **fast
+                ),
                 **found,
             }
-        return {"torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]), **found}
+        return {
+            "torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]),
+            DENSE: lambda: torch.mm(t["a"], weights[0]),
+            **found,
+        }
     if case.kind == "few":
         return {"torch": lambda: torch.mm(t["a"], weights[0])}
     rows = torch.ones(t["a"].shape[0], device="cuda")
@@ -295,7 +304,8 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
         return {
             BY_ROWS: lambda: torch._scaled_grouped_mm(
                 t["a"], weights, rows, columns, offs=t["ends"], **fast
-            )
+            ),
+            DENSE: lambda: torch._scaled_mm(t["a"], weights[0], rows[:, None], columns[:1], **fast),
         }
     wide, deep = t["scale_b"].shape[1:]
     # cuBLAS wants the rows of b's scales padded to 16 bytes.
