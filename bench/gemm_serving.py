@@ -12,6 +12,7 @@ A case (`bench/gemm_serving_cases.py`) is one of
     grouped8 ...                the same in fp8 with block scales
     rows8 ...                   in fp8 with scales of rows and columns, summed in the tensor core
     experts MODEL TOKENS        both layers with SwiGLU, from the router's choice to the weighed sum
+    experts8 MODEL TOKENS       the same with e4m3 weights; rows are rounded before each product
     few MxNxK                   bf16, few rows
     weights8, integers8 MxNxK   fp8 or int8 weights with a scale a column, bf16 rows
     integers4 MxNxK             int4 weights with a scale for a group of 128, bf16 rows
@@ -55,6 +56,7 @@ from bench.gemm_serving_cases import (
     libraries,
     operands,
     own_call,
+    rounded,
 )
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.grouped import SCALED
@@ -104,15 +106,26 @@ def expected(torch: Any, t: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 def _tokens_of_layer(torch: Any, t: Mapping[str, Any]) -> Any:
     """What a layer of experts gives for the first tokens, each by itself."""
+
+    def near(row: Any) -> Any:
+        if "scale_up" not in t:
+            return row
+        narrow, scale = rounded(torch, row)
+        return narrow.double() * scale.double()
+
     found: list[Any] = []
     for x, experts, weights in zip(
         t["x"][:TOKENS_SEEN].double(), t["chosen"], t["weights"].double(), strict=False
     ):
         out = 0.0
         for expert, weight in zip(experts.tolist(), weights, strict=True):
-            gate, other = (x @ t["up"][expert].double()).chunk(2)
+            up, down = (t[name][expert].double() for name in ("up", "down"))
+            if "scale_up" in t:
+                up = up * t["scale_up"][expert].double()
+                down = down * t["scale_down"][expert].double()
+            gate, other = (near(x) @ up).chunk(2)
             inner = torch.nn.functional.silu(gate) * other
-            out = out + weight * (inner @ t["down"][expert].double())
+            out = out + weight * (near(inner) @ down)
         found.append(out)
     return torch.stack(found)
 
