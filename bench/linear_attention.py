@@ -242,7 +242,10 @@ class Call:
             glue.run_segments(self.config, given, scale, count)
             return
         stream = int(torch.cuda.current_stream().cuda_stream)
-        for kernel in self.kernels:
+        kernels = self.kernels
+        if self.config.in_two:  # of the second one there may be a form for few tasks
+            kernels = kernels[0], kernels[-1 if glue.alone(self.config, given["v"]) else 1]
+        for kernel in kernels:
             arrays = {spec.name: given[spec.name] for spec in kernel.interface.arrays}
             kernel(arrays, {"scale": scale}, stream)
 
@@ -250,7 +253,9 @@ class Call:
 def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
     """(program, policy) of every kernel of a configuration, by the folder it is built in."""
     if config.in_two:
-        return {program.name: (program, schedule) for program, schedule in solved.kernels(config)}
+        first, second = solved.kernels(config)
+        _, few = solved.kernels(config, alone=True)
+        return {"solve": first, "chunks": second, **({} if few[1] == second[1] else {"few": few})}
     return {".": (recurrent(config), default_policy(config))}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -19,8 +19,8 @@ from warploom.codegen.compile.build import emitted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.attention.backward_config import BackwardConfig
-from warploom.kernels.attention.gradients import kernel
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -182,6 +182,37 @@ def library() -> dict[str, Case]:
         mask = "causal" if causal else "full"
         found[f"attention {head} {mask} {choice.name}"] = Case(program, source, arrays, 2e-2)
     return found
+
+
+GRADIENTS: dict[str, dict[str, Any]] = {
+    **{f"{d} {mask}": {"head_dim": d, "causal": mask == "causal"}
+       for d in (64, 96, 128, 256) for mask in ("full", "causal")},
+    "128 causal, grouped": {"causal": True, "group": 2},
+    "128 causal, a window": {"causal": True, "window": 100},
+    "128 causal, a soft cap": {"causal": True, "softcap": 5.0},
+    "128 full, in turn": {"deterministic": True},
+    "128 causal, in turn": {"causal": True, "deterministic": True},
+    "64 causal, in turn": {"head_dim": 64, "causal": True, "deterministic": True},
+    "64 full, fp16": {"head_dim": 64, "dtype": t.FP16},
+    "192 causal, values of 128": {"head_dim": 192, "value_dim": 128, "causal": True},
+}  # fmt: skip
+
+
+def gradients() -> Iterator[tuple[str, Case]]:
+    """The kernels that a user gets for attention's gradients, on small arrays, by name."""
+    for name, settings in GRADIENTS.items():
+        config = fitted(BackwardConfig(**settings), 200, 300)
+        values, want = backward_case(config, 200, 300, heads=config.group)
+        values |= {"o": want["o"], "lse": want["lse"], "dq": np.full_like(want["dq"], np.nan)}
+        for part in parts(config):
+            program, policy, _ = kernel(config, part)
+            arrays = {array.name: values[array.name] for array in program.arrays}
+            if part == "finish":
+                shape = arrays["dq_sum"].shape
+                arrays["dq_sum"] = np.random.default_rng(0).standard_normal(shape)
+            source = emitted(program, schedule_for(program, policy), "sm_90a")
+            found = Case(program, source, arrays, 8e-3, counters=("turns",))
+            yield f"gradients {name}, {part}", found
 
 
 @cache

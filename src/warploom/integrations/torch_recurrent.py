@@ -22,7 +22,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
-from warploom.integrations.torch_segments import best_count, run_segments
+from warploom.integrations.torch_segments import alone, best_count, run_segments
 from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
@@ -155,10 +155,11 @@ def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -
     v = arrays["v"]
     shape = (v.shape[0], -(-v.shape[1] // CHUNK), v.shape[2], CHUNK, CHUNK)
     arrays |= {name: v.new_empty(shape) for name in solved.SQUARES}
-    for program, policy in solved.kernels(config):
+    few = alone(config, v)
+    for program, policy in solved.kernels(config, few):
         given = {one.name: arrays[one.name] for one in program.arrays}
         make = partial(compiled, program, policy, allow=solved.FEW)
-        launch((program.name, config), make, given, {"scale": scale})
+        launch((program.name, config, few), make, given, {"scale": scale})
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -6,7 +6,7 @@ Which thread holds which element is `analysis.register_tiles`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -160,6 +160,9 @@ class At:
     def c(self) -> str:
         """The column's position among those the thread holds."""
         return self.i if self.kind == "col" else f"((({self.i}) >> 2) * 2 + (({self.i}) & 1))"
+
+
+MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
 
 
 class Values(RegisterTiles):
@@ -327,10 +330,41 @@ class Values(RegisterTiles):
 
     def word(self, var: Var, t: str, i: str, names: dict[str, str]) -> str:
         """Packed word `i` of a 16-bit tile: two neighbouring columns."""
-        if var.name not in self.placement.fusion.inlined:
+        inner = self.placement.fusion.inlined.get(var.name)
+        if inner is None:
             return f"{c_name(var.name)}[{t}][{i}]"
         low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
-        return self._packed(var, low, high, names)
+        product = self.product_word(inner, t, i, names)
+        return product or self._packed(var, low, high, names)
+
+    def product_word(
+        self, op: Op, t: str, i: str, names: dict[str, str], read: Mapping[str, str] | None = None
+    ) -> str:
+        """Packed word `i` of a product of narrow elements: both in one instruction, each rounded
+        once. Of tiles in slots the words are in `read`, by variable. "" for other ops."""
+        kind = op.dst.type if op.dst is not None else None
+        if op.kind != "mul" or kind is None or kind.dtype.name not in PACKED:
+            return ""
+        if self.form(kind) != "tile" or any(src.type.dtype is not kind.dtype for src in op.srcs):
+            return ""
+        low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
+        words = list[str]()
+        for src in op.srcs:
+            if read and (origin := self._moved(src).name) in read:
+                words.append(read[origin])
+            elif self.placement.is_shared(src) or self._reads_vectors(src):
+                return ""
+            elif len(src.type.axes) == 2:
+                words.append(self.word(src, t, i, names))
+            else:
+                words.append(self._packed(src, low, high, names))
+        return f"product_{kind.dtype}({', '.join(words)})"
+
+    def _moved(self, var: Var) -> Var:
+        """What inlined ops that leave elements as they are take a variable from."""
+        inner = self.placement.fusion.inlined.get(var.name)
+        moves = inner is not None and inner.kind in MOVED
+        return self._moved(inner.srcs[0]) if inner is not None and moves else var
 
     def words(
         self, var: Var, t: str, first: str, group: str, count: int, names: dict[str, str]

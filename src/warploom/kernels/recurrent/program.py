@@ -91,7 +91,8 @@ def default_policy(config: RecurrentConfig) -> Policy:
     if config.decay != "channel":
         gated = config.decay in ("token", "step") and config.depth == CHUNK
         gated = gated and not (config.delta or config.states)
-        return Policy("inflight" if gated else "lcsf", plan)
+        # Under delta rules a third slot is worth nothing, and in short rows it costs 2 %.
+        return Policy("inflight" if gated else "lcsf", plan, depth=2 if config.delta else 0)
     # Beside all its operands two blocks have room for one slot of v, which is needed last.
     return Policy("lcsf-early", plan, groups=1, depth=2, slots={"v": 1})
 
