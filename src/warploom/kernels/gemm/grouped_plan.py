@@ -22,6 +22,7 @@ FEW_ROWS = 64  # of an expert, for which a tile has one compute group
 MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
+SCALED_RASTER = 16  # of promoted products that stand alone
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
 ONE_TILE = 192  # rows of an expert that mostly has one of these
 # Columns of a tile and the widths that rows get: of elements of 16 bits, and of 8 where an expert
@@ -148,7 +149,8 @@ def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
 
     if cost(192, THREE_GROUPS) < cost(128, TWO_IN_FLIGHT):
         return GroupedPlan(replace(config, tile=(192, 128)), 4, PAIRS)
-    return GroupedPlan(replace(config, tile=(128, 128), products_in_flight=2), 3, panels=2)
+    two = replace(config, tile=(128, 128), products_in_flight=2)
+    return GroupedPlan(two, 3, raster=SCALED_RASTER, panels=2)
 
 
 def _tiles(m: int, n: int, tile: tuple[int, int]) -> int:
