@@ -99,4 +99,5 @@ def default_policy(config: RecurrentConfig) -> Policy:
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:
     """The launch plan of the default policy: two states on an SM, in two blocks or two groups."""
-    return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)
+    resident = 1 if config.columns > 64 else 2
+    return LaunchPlan(split="e", resident=resident, store_panels=1, keep_masks=config.delta)
