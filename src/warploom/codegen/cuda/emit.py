@@ -35,7 +35,7 @@ from warploom.tile.dtypes import HALVES, dtype
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
 SLOT_READS = (
     *("tile_offset", "load_matrix", "load_matrix_transposed"),
-    *("read_left", "read_bytes", "turn_tile", "widen_tile"),
+    *("read_left", "read_bytes", "turn_tile"),
 )
 
 
@@ -190,7 +190,7 @@ class Printer:
             # Each warp of the groups, or of those that turn what is in it, gives a slot back, in
             # all blocks that a copy serves.
             blocks = self.cluster if ring.name in self.facts.crossing else 1
-            takers = self.turning if self.block.is_raw(ring) else 4 * self.block.takers(ring)
+            takers = self.turning * self.block.is_raw(ring) + 4 * self.block.takers(ring)
             fillers = self.turning if self.block.is_turned(ring) else 1
             lines += [
                 f"for (int s = 0; s < {ring.depth}; ++s) {{",
