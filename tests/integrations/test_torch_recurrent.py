@@ -60,7 +60,7 @@ def test_based_takes_few_channels_and_has_no_gradients():
 
 def test_results_have_the_layouts_of_mamba_ssm():
     x, dt, b = make(2, 100, 8, 64), make(2, 100, 8), make(2, 100, 2, 128)
-    more = {"D": wide(8), "dt_bias": wide(8), "dt_softplus": True}
+    more = {"D": wide(8), "z": x, "dt_bias": wide(8), "dt_softplus": True}
     y = ops.mamba_chunk_scan_combined(x, dt, wide(8), b, b, 256, **more)
     assert y.shape == x.shape
     start = wide(2, 8, 64, 128)
