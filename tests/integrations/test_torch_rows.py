@@ -41,8 +41,8 @@ def interpreted(monkeypatch):
         return Interpreted(make(config)), 1
 
     monkeypatch.setattr(rows, "_kernel", kernel)
-    sums = rows.sums_kernel
-    monkeypatch.setattr(rows, "_sums", lambda kind, device: Interpreted(sums(kind)[0]))
+    for name, make in (("_sums", rows.sums_kernel), ("_scaled", rows.scaled_kernel)):
+        monkeypatch.setattr(rows, name, lambda kind, device, make=make: Interpreted(make(kind)[0]))
     monkeypatch.setattr(rows, "current_stream", lambda tensor: 0)
     monkeypatch.setattr(rows, "check_devices", lambda name, tensors: None)
     torch.manual_seed(3)
@@ -180,6 +180,32 @@ def test_a_loss_of_a_product_and_its_gradients(interpreted, monkeypatch, reducti
     twice = torch.autograd.grad(2 * once, (x, weight), retain_graph=True)
     again = torch.autograd.grad(once, (x, weight))
     assert all(torch.allclose(a, 2 * b) for a, b in zip(twice, again, strict=True))
+
+
+@pytest.mark.parametrize("count", [16, 5000, 9 * 4096 + 8, 7])
+def test_scaling_in_place_is_left_out_where_it_changes_nothing(interpreted, monkeypatch, count):
+    monkeypatch.setattr(rows, "TASKS", 3)
+    x, two, one = torch.randn(count), torch.tensor(2.0), torch.tensor(1.0)
+    want = 2 * x
+    rows.scale_in_place(two, x)
+    assert torch.equal(x, want)
+    rows.scale_in_place(one, x)
+    assert torch.equal(x, want)
+
+
+def test_gradients_of_a_loss_of_a_product_can_be_traced():
+    with FakeTensorMode():
+        x, weight = (
+            torch.empty(n, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
+            for n in (30, 96)
+        )
+        target = torch.zeros(30, device="meta", dtype=torch.int64)
+        total = loss.linear_cross_entropy(x, weight, target)
+        found = torch.autograd.grad(total, (x, weight))
+    assert [(one.shape, one.dtype) for one in found] == [
+        (x.shape, x.dtype),
+        (weight.shape, x.dtype),
+    ]
 
 
 def test_shapes_of_fake_tensors():

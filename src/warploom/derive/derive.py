@@ -195,11 +195,13 @@ class Derivation:
             f"bound     {self.bound.value:.6g} values, {self.bound.name}: {self.bound.statement}",
             f"          {self.percent_of_bound:.1f} % of the traffic is proven necessary",
         ]
-        for estimate in self.estimates:
+        for kernel, estimate in zip(self.kernels, self.estimates, strict=False):
             parts = ", ".join(f"{n} {1e6 * s:.1f}" for n, s in estimate.parts.items())
+            apart = "launch and merge" if kernel.splits else "launch"
             lines.append(
                 f"time      {1e6 * estimate.seconds:.1f} us, {estimate.binding} binds ({parts} us; "
-                f"waves x{estimate.waves:.2f}); {1e3 * estimate.joules:.3g} mJ to move data"
+                f"waves x{estimate.waves:.2f}) and {1e6 * estimate.apart:.1f} to {apart}; "
+                f"{1e3 * estimate.joules:.3g} mJ to move data"
             )
         if self.estimates:
             machine = gpu(self.gpu)

@@ -28,7 +28,7 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
-from warploom.kernels.rows.choose import built_rows, row_kernel, sums_kernel
+from warploom.kernels.rows.choose import built_rows, row_kernel, scaled_kernel, sums_kernel
 from warploom.kernels.rows.program import OPS, RowConfig, row_program
 from warploom.runtime.kernel import Kernel
 from warploom.tile import BF16, FP32, DType
@@ -36,6 +36,8 @@ from warploom.tile import BF16, FP32, DType
 ARCH = "sm_90a"
 PARTS = "_parts"
 LINE = 16  # bytes that lines are multiples of at most
+TASKS = 2048  # that multiply in place: as many as GPUs hold at a time
+MOST_SCALED = 2**31  # elements, which are counted in words
 FLOATS = ("bf16", "fp16", "fp32")
 # The tensor whose rows are the operation's, for each that has no x.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
@@ -113,6 +115,10 @@ def _kernel(config: RowConfig, like: Any) -> tuple[Kernel, int]:
 
 def _sums(kind: DType, like: Any) -> Kernel:
     return built_kernel(("sums", kind), like, lambda: build(*sums_kernel(kind), ARCH))
+
+
+def _scaled(kind: DType, like: Any) -> Kernel:
+    return built_kernel(("scaled", kind), like, lambda: build(*scaled_kernel(kind), ARCH))
 
 
 def _fill(op: str, bound: Bound, results: Any, *_: Any) -> None:
@@ -356,6 +362,20 @@ def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None
     kernel, _ = _kernel(RowConfig("cross_entropy_both", columns, dtype=kind), logits)
     arrays = {"x": logits, "target": _words(target), "dloss": dloss, "loss": loss}
     kernel(arrays, {}, current_stream(logits))
+
+
+def scale_in_place(by: Any, *tensors: Any) -> None:
+    """Multiply tensors in place by the number `by`, an fp32 tensor on their device. Where that is
+    1, as the gradient of a loss mostly is, they are not even read, and the host need not know."""
+    changes = (by != 1).int().expand(TASKS).contiguous()
+    for x in tensors:
+        count = x.numel()
+        whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
+        if not whole or count * x.element_size() % LINE:
+            x.mul_(by.reshape(1))  # a number without dimensions would first be rounded to 16 bits
+            continue
+        arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
+        _scaled(allowed_type(x, "x", FLOATS), x)(arrays, {}, current_stream(x))
 
 
 def swiglu(gate: Any, up: Any) -> Any:

@@ -161,6 +161,12 @@ class Placement:
         """Whether the variable lives in shared memory."""
         return var.name in self.shared
 
+    @cached_property
+    def only_turned(self) -> frozenset[str]:
+        """The loaded tiles that nothing but warps that turn them reads."""
+        read = {src.name for op in self.program.ops() if op.kind == "mma" for src in op.srcs[:2]}
+        return frozenset(self.turned.values()) - read
+
     def slots_read(self, op: Op) -> list[Var]:
         """The tiles that an op reads in their slots: as a matmul, or element by element."""
         read = op.srcs[:2] if op.kind == "mma" else self.fusion.sources(op)
@@ -223,7 +229,7 @@ def _led_by_one(placement: Placement) -> Placement:
     kept = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
     own = [op for op in kept if not (op.dst and placement.is_shared(op.dst))]
     led = led_by_one(own, placement.fusion, placement.is_split, placement.rows)
-    operands = {name: _staged_tile(op, var) for name, (op, var) in led.operands.items()}
+    operands = {name: _staged_tile(op, var, True) for name, (op, var) in led.operands.items()}
     return replace(
         placement,
         staged=placement.staged | operands,
@@ -336,8 +342,8 @@ def _place_operands(
             )
 
 
-def _staged_tile(op: Op, var: Var) -> SharedTile:
-    if var.type.dtype.bytes != 2:
+def _staged_tile(op: Op, var: Var, first: bool = False) -> SharedTile:
+    if var.type.dtype.bytes != 2 and not (first and var.type.dtype.name in FP8):
         raise InputError(
             f"{op.where}: {var.name}: {var.type} is made in registers and goes through shared "
             "memory to this matmul, which only 16-bit tiles can; cast it to bf16 or fp16"
