@@ -187,9 +187,9 @@ def test_scaling_in_place_is_left_out_where_it_changes_nothing(interpreted, monk
     monkeypatch.setattr(rows, "TASKS", 3)
     x, two, one = torch.randn(count), torch.tensor(2.0), torch.tensor(1.0)
     want = 2 * x
-    rows.scale_in_place(two, x)
+    rows.scale_in_place(x, two)
     assert torch.equal(x, want)
-    rows.scale_in_place(one, x)
+    rows.scale_in_place(x, one)
     assert torch.equal(x, want)
 
 
