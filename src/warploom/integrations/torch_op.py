@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import (
@@ -35,7 +36,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import choose_attention
-from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
+from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import BF16
 
@@ -141,7 +142,7 @@ def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: An
     launch(*kernel, operands | {"parts": parts})
     launch(
         ("combine", config),
-        lambda: compiled(combine(config), combine_schedule(config)),
+        lambda: compiled(combine(config), ADDING),
         {"parts": parts} | finish,
     )
 

@@ -236,7 +236,7 @@ def _scale(kind: DType, _: None, x: Any, by: Any) -> None:
     count = x.numel()
     whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
     if not whole or count * x.element_size() % LINE:
-        x.copy_(x.float().mul_(by))
+        x.mul_(by.reshape(1))  # a number without dimensions would first be rounded to 16 bits
         return
     changes = (by != 1).int().expand(TASKS).contiguous()
     arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
