@@ -193,6 +193,21 @@ def test_scaling_in_place_is_left_out_where_it_changes_nothing(interpreted, monk
     assert torch.equal(x, want)
 
 
+def test_gradients_of_a_loss_of_a_product_can_be_traced():
+    with FakeTensorMode():
+        x, weight = (
+            torch.empty(n, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
+            for n in (30, 96)
+        )
+        target = torch.zeros(30, device="meta", dtype=torch.int64)
+        total = loss.linear_cross_entropy(x, weight, target)
+        found = torch.autograd.grad(total, (x, weight))
+    assert [(one.shape, one.dtype) for one in found] == [
+        (x.shape, x.dtype),
+        (weight.shape, x.dtype),
+    ]
+
+
 def test_shapes_of_fake_tensors():
     with FakeTensorMode():
         x = torch.empty(2, 3, 64, device="cuda", dtype=torch.bfloat16)

@@ -104,10 +104,12 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
     dx, dweight = ctx.saved_tensors
     if loss is None:
         return (None,) * 6
-    # Where no second backward pass may come, nobody else has them.
+    # Where no second backward pass may come, nobody else has them; a graph that is traced writes
+    # nothing in place.
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    if kept:
-        return dx * loss, dweight * loss, None, None, None, None
+    if kept or type(dx) is not torch.Tensor:
+        made = ((one * loss.reshape(1)).to(one.dtype) for one in (dx, dweight))
+        return *made, None, None, None, None
     scale_in_place(loss, dx, dweight)
     return dx, dweight, None, None, None, None
 

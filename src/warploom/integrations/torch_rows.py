@@ -372,7 +372,7 @@ def scale_in_place(by: Any, *tensors: Any) -> None:
         count = x.numel()
         whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
         if not whole or count * x.element_size() % LINE:
-            x.mul_(by)
+            x.mul_(by.reshape(1))  # a number without dimensions would first be rounded to 16 bits
             continue
         arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
         _scaled(allowed_type(x, "x", FLOATS), x)(arrays, {}, current_stream(x))
