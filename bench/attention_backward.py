@@ -64,7 +64,6 @@ STYLES = {
     "late": Style(late=True, fenced=True),
     "late apart": Style(late=True, fenced=True, apart=True),
     "late taken": Style(late=True, fenced=True, taken=True),
-    "ahead": Style(ahead=True, fenced=True),
 }
 Call = Callable[[], Any]
 

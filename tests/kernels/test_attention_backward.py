@@ -40,7 +40,7 @@ from warploom.kernels.attention.gradients import FRAGMENTS, kernel
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(), 132, 200, 1),
-    "causal": (BackwardConfig(causal=True, group=2, style=Style(ahead=True)), 200, 140, 2),
+    "causal": (BackwardConfig(causal=True, group=2, style=Style(fenced=True)), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
@@ -227,18 +227,6 @@ def test_a_store_in_turn_needs_a_warp_that_waits():
         emit(lower(program, schedule))
 
 
-def test_loops_entered_in_their_middle_start_one_iteration_ahead():
-    launch = main_case("causal")[1].launch
-    with pytest.raises(InputError, match=r"overlap_next_task with .* rotate_loops=True"):
-        replace(launch, overlap_next_task=True)
-    program, schedule, *_ = main_case("causal")
-    text = emit(lower(program, schedule)).text
-    body = text[text.index("// compute0") :]
-    assert body.count("// Issue mma.") == 5 + 1  # the first product twice
-    peeled = emit(lower(program, planned((program, schedule), rotate_loops=False)[1])).text
-    assert peeled[peeled.index("// compute0") :].count("// Issue mma.") == 2 * 5
-
-
 def test_sums_added_in_turn_have_the_same_bits():
     config = BackwardConfig(head_dim=64, deterministic=True)
     values, _ = backward_case(config, 128, 512)
@@ -256,7 +244,7 @@ def test_sums_added_in_turn_have_the_same_bits():
 
 def test_older_gpus_have_no_warps_that_copy():
     program, schedule, *_ = main_case("fp16")
-    options = {"store": "direct", "store_warps": False, "staged_slots": 1, "rotate_loops": False}
+    options = {"store": "direct", "store_warps": False, "staged_slots": 1}
     options["fence_at_meeting"] = False
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):

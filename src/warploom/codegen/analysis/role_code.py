@@ -22,7 +22,6 @@ from warploom.codegen.analysis.voted_skip import skip_guard
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import OpStep, Run, Step, Wait
-from warploom.errors import InputError
 from warploom.tile import Loop, Op, Program
 
 # Ops that run along the columns have code of their own and are never left out.
@@ -44,16 +43,6 @@ Iterations = tuple[tuple[Steps, ...], Steps, tuple[Steps, ...], Steps]
 
 
 @dataclass(frozen=True)
-class Rotated:
-    """A loop entered in its middle: `first`, and then `rest` of an iteration again and again, with
-    `first` of the next one and what is left of the one before, `older`, in between."""
-
-    first: Steps
-    older: Steps
-    rest: Steps
-
-
-@dataclass(frozen=True)
 class LoopCode:
     """A pipeline with its steps as code: the fields are those of `Pipeline`. What the section does
     where an iteration is left out or there is none (waits, releases, turns) is code as it stands.
@@ -61,7 +50,6 @@ class LoopCode:
     by_iteration  rings whose slot is read stages after its wait: there the slot follows from the
                   iteration, and is not that of the latest wait
     zeroed        fills of sums that are zeroed after the loop where no matmul has run in it
-    rotated       the iterations, where the loop is entered in its middle
     """
 
     section: Pipeline
@@ -71,7 +59,6 @@ class LoopCode:
     plain: Steps
     by_iteration: frozenset[str]
     zeroed: tuple[Op, ...]
-    rotated: Rotated | None = None
 
 
 @dataclass(frozen=True)
@@ -185,24 +172,7 @@ class _Coder:
             *made,
             by_iteration=_by_iteration(self.block, section) if self.role.computes else frozenset(),
             zeroed=self._zeroed(section.loop) if self.role.computes else (),
-            rotated=self._rotated(section, made),
         )
-
-    def _rotated(self, section: Pipeline, made: Iterations) -> Rotated | None:
-        """The iterations as a rotated loop has them; None where nothing is started ahead."""
-        if not self.block.launch.rotate_loops or not self.role.computes or not section.depth:
-            return None
-        prologue, steady, *_ = made
-        older = len(steady) - len(prologue[0])
-        begins = next((n for n, step in enumerate(steady) if step not in prologue[0]), 0)
-        first, rest = steady[:begins], steady[begins + older :]
-        if section.depth > 1 or first + rest != prologue[0]:
-            raise InputError(
-                f"rotate_loops: loop {section.loop.index} starts {section.depth} iterations ahead, "
-                "or does steps of older iterations in several places; expected one iteration and "
-                "one place"
-            )
-        return Rotated(first, steady[begins : begins + older], rest)
 
     def _rolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> Iterations:
         """What is known before the loop holds in the iteration that is started ahead; the loop may

@@ -11,7 +11,6 @@ from warploom.codegen.analysis.role_code import (
     Guarded,
     LoopCode,
     RoleCode,
-    Rotated,
     first_step,
 )
 from warploom.codegen.cuda.emit_guards import guarded
@@ -20,9 +19,6 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import (
-    vectors_of,
-)
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
 from warploom.codegen.cuda.emit_store import LEADER, carried_lines, where_it_has_rows
 from warploom.codegen.cuda.lines import indent
@@ -87,9 +83,7 @@ class StepCode(StepLines):
             for name in sorted(code.by_iteration)
         ]
         write = partial(self._iteration, role, code)
-        if code.rotated is not None:
-            lines += self._entered_in_its_middle(role, code, code.rotated)
-        elif code.section.depth == 0:
+        if code.section.depth == 0:
             lines += self._steady(code, write, f"{loop.index}_start")
             for tail in code.epilogue:
                 lines += write(tail, f"{loop.index}_stop", 0)
@@ -156,33 +150,6 @@ class StepCode(StepLines):
             ]
         return [*result, "}"]
 
-    def _entered_in_its_middle(self, role: Role, code: LoopCode, rotated: Rotated) -> list[str]:
-        """A rotated loop, which ends behind the rest of its last iteration."""
-        index, counter = code.section.loop.index, c_name(code.section.loop.index)
-        waited = [one.ring for one in rotated.first if isinstance(one, steps.Wait)]
-        declared = frozenset(waited)
-        write = partial(self._iteration, role, code)
-        first = write(rotated.first, counter, 0, declared)
-        body = [f"unsigned {name}_at;" for name in waited]
-        vectors = [line for name in waited for line in vectors_of(self.block.ring(name))]
-        body += [line.split(" = ")[0].replace("* const ", "* ") + ";" for line in vectors]
-        body += [
-            f"int {counter} = {index}_start;",
-            *first,
-            "#pragma unroll 1",
-            "for (;;) {",
-            *indent(write(rotated.rest, counter, 0)),
-            f"  if (++{counter} == {index}_stop) break;",
-            *indent([*first, *write(rotated.older, counter, 0)]),
-            "}",
-            *write(code.epilogue[0], f"{index}_stop", 0),
-        ]
-        result = [f"if ({index}_stop > {index}_start) {{", *indent(body)]
-        if code.section.none:
-            none = write(code.section.none, f"{index}_start", 0)
-            result += ["} else {", *indent(none)]
-        return [*result, "}"]
-
     def _steady(self, code: LoopCode, write: Emit, start: str) -> list[str]:
         index, counter = code.section.loop.index, c_name(code.section.loop.index)
         return [
@@ -233,10 +200,9 @@ class StepCode(StepLines):
         codes: Sequence[Code],
         base: str,
         plus: int,
-        declared: frozenset[str] = frozenset(),
     ) -> list[str]:
         loop = code.section.loop
-        here = Here(self.values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
+        here = Here(self.values, loop.index, base, plus, code.by_iteration, loop.reads)
         # Numbers are read before slots are waited for, so that nobody waits for both.
         fills = {one.stage: one for one in codes if isinstance(one, steps.Fill)}
         if self.plan.reads_ahead and fills and loop.reads and role.loads:
@@ -299,7 +265,7 @@ class StepCode(StepLines):
             case steps.Publish():
                 return self._publish(step)
             case steps.Wait():
-                return self._wait(step, here)
+                return self._wait(step)
             case steps.Release():
                 return self._release(step)
             case steps.Issue():

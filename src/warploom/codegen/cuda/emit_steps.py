@@ -6,7 +6,6 @@ What is left out, zeroed, merged or addressed in which way stands in the role's 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from warploom.codegen.analysis.kernel_facts import KernelFacts
@@ -53,7 +52,6 @@ class Here:
     base, plus   the iteration of its newest steps, as C++
     late         rings whose slot follows from the iteration
     reads        numbers that the producer reads in every iteration
-    declared     rings whose slot's address has been declared before
     """
 
     values: Values
@@ -62,7 +60,6 @@ class Here:
     plus: int = 0
     late: frozenset[str] = frozenset()
     reads: tuple[Read, ...] = ()
-    declared: frozenset[str] = frozenset()
 
     def names(self, step: steps.Step) -> Names:
         """What the loop's counter is for a step: the newest iteration, less the step's stage. What
@@ -121,7 +118,7 @@ class StepLines:
         advance = f"advance<{ring.depth}>({name}_cursor);"
         return [*written, advance] if self.block.is_turned(ring) else [advance]
 
-    def _wait(self, step: steps.Wait, here: Here) -> list[str]:
+    def _wait(self, step: steps.Wait) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         if self.block.is_raw(ring):
             cursor = raw_cursor(self.block, ring)
@@ -132,16 +129,11 @@ class StepLines:
                 f"{ring.slot_bytes};",
                 *([f"advance<{ring.depth}>({cursor});"] if cursor.startswith(name + "_c") else []),
             ]
-        found = [
+        return [
+            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
             *vectors_of(ring),
-        ]
-        if name in here.declared:
-            found = [re.sub(r"^.*?(\w+ = )", r"\1", line) for line in found]
-        return [
-            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
-            *found,
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 

@@ -82,10 +82,6 @@ class LaunchPlan:
                     one (`passes.overlap`)
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
-    rotate_loops    a loop that starts one iteration ahead is entered in its middle, so that an
-                    iteration is written once: what begins one stands before the loop and at its
-                    end, and sums are zeroed before it. Registers decide: where the first iteration
-                    has code of its own, the compiler copies sums from its registers to the loop's
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     reads_ahead     the producer reads the numbers that an iteration takes from memory an iteration
                     earlier, and asks L2 for later ones: beside loads that fill the memory's queue
@@ -114,7 +110,6 @@ class LaunchPlan:
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
-    rotate_loops: bool = False
     resident: int = 1
     reads_ahead: bool = False
     l2_promotion: int = 256
@@ -143,11 +138,11 @@ class LaunchPlan:
                 "blocks of a cluster would take different tasks; use 'serpentine'"
             )
         alone = self.cluster[1] == 1 and self.persistent
-        if self.overlap_next_task and (not alone or self.rotate_loops):
+        if self.overlap_next_task and not alone:
             raise InputError(
-                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]}, "
-                f"persistent={self.persistent} and rotate_loops={self.rotate_loops}, expected "
-                "blocks that do several tasks, each by itself, and loops entered at their begin"
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
+                f"persistent={self.persistent}, expected blocks that do several tasks, each by "
+                "itself"
             )
         if self.staged_slots not in ((2,) if self.fence_at_meeting else (1, 2)):
             raise InputError(

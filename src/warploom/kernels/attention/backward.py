@@ -337,10 +337,8 @@ def backward_policy(config: BackwardConfig) -> Policy:
         fence_at_meeting=config.written.fenced,
         store_warps=True,
         reverse=(last,) if config.deterministic and config.causal else (),
-        rotate_loops=config.written.ahead,
     )
-    early = config.written.ahead or config.causal
-    order = ("inflight" if config.written.ahead else "lcsf") + ("-early" if early else "")
+    order = "lcsf-early" if config.causal else "lcsf"
     slots = {"delta": 3} if config.written.apart else {}
     groups = config.tile[1] // 64
     return Policy(order, launch, groups=groups, depth=2, slots=slots, vectors=True)

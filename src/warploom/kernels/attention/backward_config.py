@@ -36,7 +36,6 @@ class Style(NamedTuple):
     """How the loop over queries is written, which decides what ptxas makes of its registers.
 
     late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
-    ahead   an iteration's first matmul starts before the end of the one before
     branch  blocks that need no mask are told apart, rather than masked like the others
     taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
     fenced  groups fence their part of dS as they meet, behind the start of dv's matmul
@@ -44,7 +43,6 @@ class Style(NamedTuple):
     """
 
     late: bool = False
-    ahead: bool = False
     branch: bool = True
     taken: bool = False
     fenced: bool = False
