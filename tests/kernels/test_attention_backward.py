@@ -43,6 +43,7 @@ CASES = {
     "causal": (BackwardConfig(causal=True, group=2, style=Style(fenced=True)), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
+    "whole": (BackwardConfig(style=Style(late=True, fenced=True, turns=True)), 132, 400, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
     "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
@@ -162,6 +163,14 @@ def test_the_emitted_code_gives_the_gradients(kernels, number):
 
 
 # fault -> (pattern, which of how many in turn)
+# of groups that make dq in turn
+TURNING = {
+    "no-group-that-says-so": (r"if \(whose == \d\) named_arrive<[56], 256>\(\);", (0, 1)),
+    "no-wait-for-the-others": (r"if \(part == \d\) named_sync<[56], 256>\(\);", (0, 1)),
+    "no-wait-for-own-copies": (r"barrier_wait\(carried_empty \+ 0[^;]*;", (0, 1)),
+    "no-wait-for-other-copies": (r"barrier_wait\(carried_empty \+ 8[^;]*;", (0, 1)),
+    "no-round-counted": (r"carried_parity \^= 1 << whose;", (0, 1)),
+}
 FAULTS = {
     "no-meeting": (r"named_sync<5, 256>\(\);", (0, 1)),
     "no-group-that-shares": (r"named_sync<[12], 128>\(\);", (0, 1)),
@@ -174,19 +183,22 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_left_out_is_noticed(kernels, fault):
+@pytest.mark.parametrize(
+    ("case", "fault"), [*(("full", x) for x in FAULTS), *(("whole", x) for x in TURNING)]
+)
+def test_what_is_left_out_is_noticed(kernels, case, fault):
     _, made, sources = kernels
-    program, _, values, want, config = made[0]
-    values = stored(config, values)
-    body = sources[0].text.index('extern "C"')
-    pattern, (which, turns) = FAULTS[fault]
+    place = list(CASES).index(case)
+    program, _, values, want, config = made[place]
+    source, values = sources[place], stored(config, values)
+    body = source.text.index('extern "C"')
+    pattern, (which, turns) = (FAULTS | TURNING)[fault]
     number = count()
-    text = sources[0].text[:body] + re.sub(
-        pattern, lambda m: ";" if next(number) % turns == which else m[0], sources[0].text[body:]
+    text = source.text[:body] + re.sub(
+        pattern, lambda m: ";" if next(number) % turns == which else m[0], source.text[body:]
     )
-    assert text != sources[0].text
-    broken = replace(sources[0], text=text)
+    assert text != source.text
+    broken = replace(source, text=text)
     library = emulate.compile_all([broken], None)
     for seed in range(8):
         try:

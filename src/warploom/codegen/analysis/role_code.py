@@ -12,16 +12,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
 from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, UnitRows, Vote
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
+from warploom.codegen.ir.block import (
+    BlockProgram,
+    Pipeline,
+    Role,
+    Section,
+    Straight,
+    with_turns,
+)
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.ir.steps import OpStep, Run, Step, Wait
+from warploom.codegen.ir.steps import Issue, Join, Meet, OpStep, Release, Run, Step, Wait
+from warploom.errors import InputError
 from warploom.tile import Loop, Op, Program
 
 # Ops that run along the columns have code of their own and are never left out.
@@ -36,7 +44,16 @@ class Guarded:
     body: tuple[Code, ...]
 
 
-Code = Step | Guarded
+@dataclass(frozen=True)
+class InTurn:
+    """Steps of which one group in turn does all, and the others some: both are written out, so that
+    ptxas follows the matmuls of each way. Between them stand no waits for slots."""
+
+    own: tuple[Step, ...]
+    others: tuple[Step, ...]
+
+
+Code = Step | Guarded | InTurn
 Steps = tuple[Code, ...]
 Iterations = tuple[tuple[Steps, ...], Steps, tuple[Steps, ...], Steps]
 """Of a pipeline: prologue, steady iteration, epilogue, and the iteration of the plain loop."""
@@ -224,7 +241,31 @@ class _Coder:
         codes = _Joining(self.block)
         for step in steps:
             codes.add(step, self._single(step, straight, order))
-        return tuple(codes.found)
+        return self._in_turn(codes.found)
+
+    def _in_turn(self, codes: Sequence[Code]) -> tuple[Code, ...]:
+        """The steps of an iteration with those apart that groups do in turn, from the meeting
+        before the first of them to the last."""
+        placement = self.block.placement
+        own = [(n, op) for n, (_, op) in enumerate(with_turns(placement, codes)) if op is not None]
+        if not own or not self.role.computes:
+            return tuple(codes)
+        first, last = own[0][0], own[-1][0] + 1
+        first -= isinstance(codes[first - 1], Meet)
+        made = {op.dst.name for _, op in own if op.dst is not None}
+        every, others = list[Step](), list[Step]()
+        for number, step in enumerate(codes[first:last], first):
+            if not isinstance(step, Meet | Issue | Join | Run | Release):
+                raise InputError(
+                    f"{own[0][1].where}: groups do {own[0][1].label} to {own[-1][1].label} in "
+                    f"turn, and {step} comes between; expected matmuls and stores alone"
+                )
+            every.append(step)
+            if number not in dict(own):
+                join = isinstance(step, Join)
+                names = tuple(n for n in step.names if n not in made) if join else ()
+                others.append(replace(step, names=names) if join else step)
+        return *codes[:first], InTurn(tuple(every), tuple(others)), *codes[last:]
 
 
 class _Joining:
@@ -276,8 +317,8 @@ class _Joining:
 
 def first_step(code: Code) -> Step:
     """The first of the steps of some code."""
-    while isinstance(code, Guarded):
-        code = code.body[0]
+    while not isinstance(code, Step):
+        code = code.body[0] if isinstance(code, Guarded) else code.own[0]
     return code
 
 

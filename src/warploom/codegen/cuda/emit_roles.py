@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from warploom.codegen.analysis.kernel_facts import Ending
 from warploom.codegen.analysis.role_code import (
     Code,
     Guarded,
+    InTurn,
     LoopCode,
     RoleCode,
     first_step,
@@ -20,7 +22,12 @@ from warploom.codegen.cuda.emit_ops import (
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
-from warploom.codegen.cuda.emit_store import LEADER, carried_lines, where_it_has_rows
+from warploom.codegen.cuda.emit_store import (
+    LEADER,
+    carried_lines,
+    carried_waits,
+    where_it_has_rows,
+)
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -78,6 +85,8 @@ class StepCode(StepLines):
         lines = [*self.range_lines(role, loop), *self._first_reads(role, code)]
         if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+            # The room of panels is that of all groups in turn.
+            lines += carried_waits(self.block.placement) if self.plan.in_turn else []
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;"
             for name in sorted(code.by_iteration)
@@ -113,9 +122,11 @@ class StepCode(StepLines):
                 map_name = self.facts.parameters.stores.get(op.id, "")
                 names = {index: counter}
                 copy = carried_lines(panels, map_name, self.values, op, names, self.helpers)
+                start, step = c_index(loop.start), f"++{counter}"
+                if self.plan.in_turn:
+                    start, step = f"{start} + part", f"{counter} += {self.parts}"
                 lines += [
-                    f"for (int {counter} = {c_index(loop.start)}; "
-                    f"{counter} < {c_index(loop.stop)}; ++{counter}) {{",
+                    f"for (int {counter} = {start}; {counter} < {c_index(loop.stop)}; {step}) {{",
                     *indent(copy),
                     "}",
                 ]
@@ -251,10 +262,29 @@ class StepCode(StepLines):
         if isinstance(code, Guarded):
             body = [line for one in code.body for line in self._written(one, here, role)]
             return guarded(here.values, code.guard, body, here.names(first_step(code)))
+        if isinstance(code, InTurn):
+            return self._in_turn(code, here, role)
         note = f"// {code}"
         if isinstance(code, steps.OpStep):
             note += f"  {_short(code.op.where)}"
         return [note, *self._code(code, here, role)]
+
+    def _in_turn(self, code: InTurn, here: Here, role: Role) -> list[str]:
+        """What the group whose turn it is does, and what the others do."""
+        ways = [
+            [line for one in some for line in self._written(one, replace(here, mine=mine), role)]
+            for some, mine in ((code.own, True), (code.others, False))
+        ]
+        counter = here.names(first_step(code))[here.index]
+        return [
+            f"const int whose = ({counter} - {here.index}_start) % {self.parts};",
+            "if (whose == part) {",
+            *indent(ways[0]),
+            "} else {",
+            *indent(ways[1]),
+            "}",
+            "carried_parity ^= 1 << whose;  // a bit a group",
+        ]
 
     def _code(self, step: steps.Step, here: Here, role: Role) -> list[str]:
         match step:

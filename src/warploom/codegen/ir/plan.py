@@ -74,6 +74,9 @@ class LaunchPlan:
                     they write it
     fence_at_meeting  with two slots, groups fence what they wrote as they meet, not behind the
                     writes, where the fence holds up matmuls that come between
+    in_turn         groups make the whole of what contracts the split axis of an operand of all, and
+                    store it, in turn: one in an iteration, while the others go on. Else each makes
+                    a part of it
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
@@ -105,6 +108,7 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     staged_slots: int = 1
     fence_at_meeting: bool = False
+    in_turn: bool = False
     dependent: bool = False
     skip_unit: bool = False
     skip_voted: bool = False
@@ -144,10 +148,11 @@ class LaunchPlan:
                 f"persistent={self.persistent}, expected blocks that do several tasks, each by "
                 "itself"
             )
-        if self.staged_slots not in ((2,) if self.fence_at_meeting else (1, 2)):
+        two = self.fence_at_meeting or self.in_turn
+        if self.staged_slots not in ((2,) if two else (1, 2)) or self.in_turn > self.store_warps:
             raise InputError(
                 f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2, and 2 with "
-                "fence_at_meeting"
+                "fence_at_meeting or in_turn, which needs store_warps"
             )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(

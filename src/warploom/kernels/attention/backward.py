@@ -239,8 +239,11 @@ def _backward(
         change = (changed if slope is None else changed * slope).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
+        if config.written.behind:
+            dk += change @ queries
         dq = wide @ change if config.transposed else change @ columns
-        dk += change @ queries
+        if not config.written.behind:
+            dk += change @ queries
         block, turn = own.block(head, i), None
         if config.deterministic:
             turn = (rest["turns"], block, _turn(config, i * bq + shift, j, own.keys))
@@ -335,6 +338,7 @@ def backward_policy(config: BackwardConfig) -> Policy:
         grouped="row" if config.packed or config.listed else "all",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
+        in_turn=config.written.turns,
         store_warps=True,
         reverse=(last,) if config.deterministic and config.causal else (),
     )

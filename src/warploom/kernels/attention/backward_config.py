@@ -40,6 +40,8 @@ class Style(NamedTuple):
     taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
     fenced  groups fence their part of dS as they meet, behind the start of dv's matmul
     apart   D has a ring of its own, whose wait keeps exponentials before it
+    turns   groups make dq in turn, each the whole of it, and not each a part
+    behind  dq's matmul comes behind dk's
     """
 
     late: bool = False
@@ -47,6 +49,8 @@ class Style(NamedTuple):
     taken: bool = False
     fenced: bool = False
     apart: bool = False
+    turns: bool = False
+    behind: bool = False
 
 
 # By padded head size and whether there is a causal mask, the fastest of those that
