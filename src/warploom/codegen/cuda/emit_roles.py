@@ -25,7 +25,7 @@ from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
 from warploom.codegen.cuda.emit_store import (
     LEADER,
     carried_lines,
-    carried_waits,
+    carried_wait,
     where_it_has_rows,
 )
 from warploom.codegen.cuda.lines import indent
@@ -85,8 +85,6 @@ class StepCode(StepLines):
         lines = [*self.range_lines(role, loop), *self._first_reads(role, code)]
         if role.computes and self.carried(loop):
             lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
-            # The room of panels is that of all groups in turn.
-            lines += carried_waits(self.block.placement) if self.plan.in_turn else []
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;"
             for name in sorted(code.by_iteration)
@@ -122,11 +120,9 @@ class StepCode(StepLines):
                 map_name = self.facts.parameters.stores.get(op.id, "")
                 names = {index: counter}
                 copy = carried_lines(panels, map_name, self.values, op, names, self.helpers)
-                start, step = c_index(loop.start), f"++{counter}"
-                if self.plan.in_turn:
-                    start, step = f"{start} + part", f"{counter} += {self.parts}"
                 lines += [
-                    f"for (int {counter} = {start}; {counter} < {c_index(loop.stop)}; {step}) {{",
+                    f"for (int {counter} = {c_index(loop.start)}; "
+                    f"{counter} < {c_index(loop.stop)}; ++{counter}) {{",
                     *indent(copy),
                     "}",
                 ]
@@ -281,9 +277,10 @@ class StepCode(StepLines):
             "if (whose == part) {",
             *indent(ways[0]),
             "} else {",
+            f"  {carried_wait(self.block.placement)}",
             *indent(ways[1]),
             "}",
-            "carried_parity ^= 1 << whose;  // a bit a group",
+            "carried_parity ^= 1;",
         ]
 
     def _code(self, step: steps.Step, here: Here, role: Role) -> list[str]:

@@ -30,7 +30,7 @@ from warploom.codegen.cuda.emit_staged import (
     turn_lines,
     vectors_of,
 )
-from warploom.codegen.cuda.emit_store import LEADER, carried_waits, store_lines
+from warploom.codegen.cuda.emit_store import LEADER, carried_wait, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
@@ -220,7 +220,7 @@ class StepLines:
             map_name = self.facts.parameters.stores.get(op.id, "")
             lines = store_lines(path.panels, map_name, values, op, names, self.helpers, path)
             if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
-                lines = [*carried_waits(self.block.placement), *lines]
+                lines = [carried_wait(self.block.placement), *lines]
         elif path.wide:
             lines = wide_store_lines(values, op, names)
         else:

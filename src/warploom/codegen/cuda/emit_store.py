@@ -58,15 +58,11 @@ def carried_lines(
     ]
 
 
-def carried_waits(placement: Placement) -> list[str]:
-    """Wait until the last copies of a group's panels have been made; where groups have one room in
-    turn, those of all. Each waits for every round of every barrier."""
-    if not placement.in_turn:
-        return ["barrier_wait(carried_empty + part * 8, carried_parity ^ 1);"]
-    return [
-        f"barrier_wait(carried_empty + {8 * p}, (carried_parity >> {p} & 1) ^ 1);"
-        for p in range(placement.parts)
-    ]
+def carried_wait(placement: Placement) -> str:
+    """Wait until the last copy of a group's panels has read them, or of the one room that groups
+    have in turn."""
+    own = "" if placement.in_turn else " + part * 8"
+    return f"barrier_wait(carried_empty{own}, carried_parity ^ 1);"
 
 
 def store_lines(
@@ -156,12 +152,13 @@ class _Store:
 
     def handed(self) -> list[str]:
         """All panels, each in its slot, for the warp that copies them (`carried_lines`)."""
+        in_turn = self.panels.in_turn
         return [
-            *carried_waits(self.values.placement),
-            *([] if self.panels.in_turn else ["carried_parity ^= 1;"]),
+            # In turn the others have waited for the last copy before they met.
+            *([] if in_turn else [carried_wait(self.values.placement), "carried_parity ^= 1;"]),
             *self._written(),
             "__syncwarp();",
-            "if (lane == 0) barrier_arrive(carried_full + part * 8);",
+            f"if (lane == 0) barrier_arrive(carried_full{'' if in_turn else ' + part * 8'});",
         ]
 
     def copies(self) -> list[str]:

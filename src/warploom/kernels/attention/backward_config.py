@@ -56,11 +56,11 @@ class Style(NamedTuple):
 # By padded head size and whether there is a causal mask, the fastest of those that
 # `bench.attention_backward` times; else `Style(late=True)`.
 STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(late=True, fenced=True),
+    (64, False): Style(late=True, fenced=True, turns=True, behind=True),
     (64, True): Style(late=True, fenced=True, apart=True),
     (96, False): Style(late=True, fenced=True),
     (96, True): Style(late=True, fenced=True),
-    (128, False): Style(late=True, fenced=True),
+    (128, False): Style(late=True, fenced=True, turns=True),
     (128, True): Style(late=True, fenced=True, taken=True),
 }
 # Of deterministic and windowed kernels: timed beside few others.
