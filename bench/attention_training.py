@@ -44,18 +44,20 @@ def example() -> Any:
     return module
 
 
-def run(given: list[str], rounds: int) -> dict[str, Any]:
-    """The runs of every name, in turn, and where they were made."""
+def run(given: list[str], rounds: int, out: Path) -> dict[str, Any]:
+    """The runs of every name, in turn, and where they were made; kept after every round."""
     made = example()
     options = made.arguments(given)
     tried = {OURS: made.of_warploom, TORCH: made.of_torch, AGAIN: made.of_torch}
     runs: dict[str, list[Any]] = {name: [] for name in tried}
+    shape = f"{options.steps} steps of {options.batch} x {options.rows}, width {options.width}, "
+    shape += f"{options.heads} heads, {options.depth} layers"
+    found = {"shape": shape, "runs": runs, "command": kb.command_line(), **kb.environment()}
     for _ in range(rounds):
         for name, attention in tried.items():
             runs[name].append(made.train(attention, options.steps, options))
-    shape = f"{options.steps} steps of {options.batch} x {options.rows}, width {options.width}, "
-    shape += f"{options.heads} heads, {options.depth} layers"
-    return {"shape": shape, "runs": runs, "command": kb.command_line(), **kb.environment()}
+        out.write_text(json.dumps(found))
+    return found
 
 
 def ends(runs: Sequence[Any]) -> list[float]:
@@ -141,9 +143,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args, rest = parser.parse_known_args()
     if args.mode == "run":
-        found = run(rest, args.rounds)
-        args.out.write_text(json.dumps(found))
-        print(row(found))
+        print(row(run(rest, args.rounds, args.out)))
         return
     found = json.loads(args.file.read_text())
     write_rows(kb.ROOT / "bench" / "results" / "attention_training.json", [row(found)])

@@ -41,7 +41,7 @@ from warploom.toolchain import find
 SHARED = 200 * 1024
 BURST, REST, BURSTS = 4e-3, 12e-3, 6
 SETTLE, ALONE = 0.25, 0.35
-DATA = 1 << 30  # bytes that copies read
+DATA, NOISE = 1 << 30, 1 << 21  # bytes that copies read, of which so many are different
 KIB = 1024
 LAUNCHES = 200  # in a graph
 
@@ -59,7 +59,7 @@ struct Span {
     }
   }
 };
-// Operands as matmuls have them: numbers of a normal distribution, `data` holds 1 MiB of them.
+// Operands as matmuls have them: numbers of a normal distribution, `data` holds half a MiB of them.
 DEV void fill(u32 base, u32 bytes, const u32* data) {
   for (u32 at = threadIdx.x * 4; at < bytes; at += blockDim.x * 4)
     asm volatile("st.shared.u32 [%0], %1;" :: "r"(base + at), "r"(data[at / 4]) : "memory");
@@ -144,6 +144,91 @@ extern "C" __global__ void bulk_stores(u64* out, int reps, char* data, u32 bytes
 }
 """
 
+PAIRS = """
+DEV void cluster_sync() {
+  __syncthreads();
+  asm volatile("barrier.cluster.arrive.release.aligned;\\n barrier.cluster.wait.acquire.aligned;"
+               ::: "memory");
+}
+DEV void shared_load(u32 to, const Map* map, int x, int y, u32 bar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
+               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)3) : "memory");
+}
+DEV void arrive_beside(u32 bar, u32 rank) {
+  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+               " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+               :: "r"(bar), "r"(rank) : "memory");
+}
+"""
+
+
+def paced(blocks: int) -> str:
+    """What the loop of a matrix product loads, and no product: a ring of slots with 64 columns of
+    rows of two matrices, for tasks in bands of rows. Each slot is read for `pace` cycles and given
+    back `held` steps later, as by matmuls in flight. Two blocks of a cluster take neighbouring
+    rows, and each loads half of the second operand for both."""
+    pair = blocks > 1
+    rank = 'asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));' if pair else ""
+    meet = "cluster_sync();" if pair else ""
+    give_back = "arrive_beside(freed + 8 * late, rank ^ 1);" if pair else ""
+    load = "shared_load" if pair else "tensor_load"
+    return f"""
+extern "C" __global__ void {f"__cluster_dims__({blocks})" if pair else ""} paced_{blocks}(
+    u64* out, int reps, const __grid_constant__ Map a, const __grid_constant__ Map b, int rows_a,
+    int rows_b, int steps, int high, int wide, int band, int slots, int held, int pace) {{
+  extern __shared__ unsigned char raw[];
+  __shared__ alignas(8) u64 full[8], empty[8];
+  u32 to = shared_base(raw), filled = address(&full[0]), freed = address(&empty[0]), rank = 0;
+  {rank}
+  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) {{
+    barrier_init(filled + 8 * s, 1);
+    barrier_init(freed + 8 * s, {blocks});
+  }}
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  {meet}
+  Span span; span.begin();
+  u32 size_a = rows_a * 128, size_b = rows_b * 128, bytes = size_a + size_b;
+  if (threadIdx.x == 0) {{
+    int slot = 0, phase = 0, step = 0, task = blockIdx.x / {blocks}, row = 0, column = 0;
+    for (int r = 0; r < reps; ++r) {{
+      if (step == 0) {{
+        int tall = high / {blocks}, t = task % (tall * wide), first = t / (band * wide) * band;
+        int here = min(band, tall - first), inside = t % (band * wide);
+        row = (first + inside % here) * {blocks} + rank, column = inside / here;
+        task += gridDim.x / {blocks};
+      }}
+      if (r >= slots && !wait(freed + 8 * slot, phase)) break;
+      u32 at = to + slot * bytes, bar = filled + 8 * slot;
+      expect(bar, bytes);
+      tensor_load(at, &a, step * 64, row * rows_a, bar);
+      {load}(at + size_a + rank * size_b / {blocks}, &b, step * 64,
+             column * rows_b + rank * rows_b / {blocks}, bar);
+      if (++step == steps) step = 0;
+      if (++slot == slots) {{ slot = 0; if (r >= slots) phase ^= 1; }}
+    }}
+  }} else if (threadIdx.x == 32) {{
+    int slot = 0, phase = 0, late = 0;
+    u64 ready = cycles();
+    for (int r = 0; r < reps; ++r) {{
+      if (!wait(filled + 8 * slot, phase)) break;
+      u64 seen = cycles();
+      ready = (seen > ready ? seen : ready) + pace;
+      while (cycles() < ready) {{}}
+      if (r >= held) {{
+        arrive(freed + 8 * late);
+        {give_back}
+        if (++late == slots) late = 0;
+      }}
+      if (++slot == slots) {{ slot = 0; phase ^= 1; }}
+    }}
+  }}
+  {meet}
+  span.end(out);
+}}
+"""
+
+
 # What a thread of 256 does over and over, with eight values of its own.
 LANES = {
     "ffma": 'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(x[i]) : "f"(c), "f"(d));',
@@ -191,12 +276,13 @@ extern "C" __global__ void __launch_bounds__(256) lanes_{name}(u64* out, int rep
 BATCH = 8  # matmul instructions of a group in one repetition
 
 
-def products(columns: int, *, registers: bool = False, narrow: bool = False) -> str:
+def products(columns: int, registers: bool, kind: str) -> str:
     """A kernel whose two groups multiply without end: `BATCH` m64n{columns} a repetition each."""
+    narrow = kind == "e4m3"
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    shape = f"m64n{columns}k32.f32.e4m3.e4m3" if narrow else f"m64n{columns}k16.f32.bf16.bf16"
+    shape = f"m64n{columns}k{32 if narrow else 16}.f32.{PTX.get(kind, kind)}.{PTX.get(kind, kind)}"
     shape = f"wgmma.mma_async.sync.aligned.{shape}"
     tail = "1, 1, 1" if narrow else ("1, 1, 1, 0" if registers else "1, 1, 1, 0, 0")
     if registers:
@@ -211,14 +297,14 @@ def products(columns: int, *, registers: bool = False, narrow: bool = False) -> 
         f"                   : {outputs} : {inputs}); }}"
         for s in range(BATCH)
     )
-    name = products_name(columns, registers, narrow)
+    name = products_name(columns, registers, kind)
     return f"""
 extern "C" __global__ void __launch_bounds__(256) {name}(u64* out, int reps, u32 base,
                                                                const u32* data) {{
   // The base of shared memory comes in as a parameter, so that descriptors stay out of the loop.
   extern __shared__ unsigned char raw[];
   if (base != shared_base(raw)) {{ out[0] = 0; return; }}
-  fill(base, {4 * 8192 + 2 * columns * 128}, data{" + (1 << 17)" if narrow else ""});
+  fill(base, {4 * 8192 + 2 * columns * 128}, data + {OPERANDS[kind] // 4});
   const u64 layout = (1ull << 62) | (64ull << 32) | (1ull << 16);
   u64 first_a = layout | (((base + threadIdx.x / 128 * 16384) & 0x3FFFF) >> 4);
   u64 first_b = layout | (((base + 32768) & 0x3FFFF) >> 4);
@@ -246,23 +332,27 @@ extern "C" __global__ void __launch_bounds__(256) {name}(u64* out, int reps, u32
 """
 
 
-def products_name(columns: int, registers: bool, narrow: bool) -> str:
+def products_name(columns: int, registers: bool, kind: str) -> str:
     """The name of that kernel."""
-    return f"products_{columns}" + "_registers" * registers + "_narrow" * narrow
+    return f"products_{columns}" + "_registers" * registers + f"_{kind}" * (kind != "bf16")
 
 
 MATMULS = (
-    (256, False, False),
-    (128, False, False),
-    (64, False, False),
-    (256, True, False),
-    (256, False, True),
+    (256, False, "bf16"),
+    (128, False, "bf16"),
+    (64, False, "bf16"),
+    (256, True, "bf16"),
+    (256, False, "e4m3"),
+    (256, False, "fp16"),
 )
+PTX = {"fp16": "f16"}
+# Where numbers of a type begin in what is read, in bytes.
+OPERANDS = {"bf16": 0, "e4m3": 1 << 19, "fp16": 1 << 20}
 
 
 def source() -> str:
     """The whole file."""
-    made = [products(c, registers=r, narrow=n) for c, r, n in MATMULS]
+    made = [PAIRS, paced(1), paced(2), *(products(*one) for one in MATMULS)]
     return "\n".join([HEADER, BODY, COPIES, *(lanes(*one) for one in LANES.items()), *made])
 
 
@@ -298,20 +388,20 @@ def u64(value: int) -> bytes:
     return struct.pack("<Q", value)
 
 
-def power_probes(sms: int, data: int) -> list[Probe]:
+def power_probes(sms: int, data: int, encode: Any) -> list[Probe]:
     """Kernels that do one thing each."""
     base = (i32(1024), u64(data))
     found = [Probe("asleep", "asleep", {}, 32)]
-    for columns, registers, narrow in MATMULS:
+    for columns, registers, kind in MATMULS:
         events = {
             "matmul": 2 * BATCH * columns / 2,  # cycles
             "operands": 2
             * BATCH
             * (columns + (0 if registers else 64)),  # of 32 bytes, read by wgmma
         }
-        if narrow:
-            events["narrow"] = events.pop("matmul")
-        name = products_name(columns, registers, narrow)
+        if kind != "bf16":
+            events[kind] = events.pop("matmul")
+        name = products_name(columns, registers, kind)
         found.append(Probe(name, name, events, arguments=base))
     wide = found[1]
     found += [
@@ -333,6 +423,9 @@ def power_probes(sms: int, data: int) -> list[Probe]:
         found.append(Probe(name, "stream", events, 1, arguments=arguments))
     arguments = (u64(data), i32(32 * KIB), i32(4))
     found.append(Probe("stores", "bulk_stores", {"stored": 32.0}, 32, 0, arguments))
+    for product in (*NEAR, *FAR):
+        slots = int((SHARED / KIB - 1) / product.kib)
+        found.append(product.probe(encode, data, slots, 0, math.prod(product.rows) // 32))
     return found
 
 
@@ -346,6 +439,84 @@ def _tiles(encode: Any, data: int, pitch: int, boxes: int, slots: int, share: in
     given = (encoded, i32(rows), i32(boxes), i32(columns), i32(share), i32(slots))
     name = f"{slots} x {16 * boxes} KiB of tiles, rows of {pitch} B, shared by {share}"
     return Probe(name, "tiles", {"copied": 16.0 * boxes}, 1, 0, given)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Whose loads a ring makes: rows of a task's two operands, of so many tasks high and wide in
+    bands of `band` rows of tasks, over `columns` elements of two bytes; blocks of a cluster."""
+
+    rows: tuple[int, int]
+    tasks: tuple[int, int]
+    columns: int
+    band: int
+    blocks: int = 1
+
+    @property
+    def kib(self) -> float:
+        """Of a step."""
+        return sum(self.rows) / 8
+
+    @property
+    def distinct(self) -> float:
+        """Share of the bytes that all SMs ask for at a time that is different."""
+        wave = 132 // self.blocks
+        band = min(self.band, self.tasks[0] // self.blocks)
+        high, wide = band * self.blocks, min(self.tasks[1], -(-wave // band))
+        return (high * self.rows[0] + wide * self.rows[1]) / (132 * sum(self.rows))
+
+    def probe(self, encode: Any, data: int, slots: int, held: int, pace: int) -> Probe:
+        """A ring of it."""
+        pitch, high = 2 * self.columns, self.tasks[0] * self.rows[0]
+        maps: list[bytes] = []
+        for number, at in enumerate((data, data + high * pitch)):
+            rows, box = self.rows[number] * self.tasks[number], self.rows[number]
+            box //= self.blocks if number else 1
+            plan = TensorMap("data", (self.columns, rows), (pitch,), (64, box), swizzle=128)
+            maps.append(encode(plan, "bf16", at))
+        given = (*self.rows, self.columns // 64, *self.tasks, self.band, slots, held, pace)
+        together = f", {self.blocks} blocks together" * (self.blocks > 1)
+        name = (
+            f"{slots} slots of {self.rows[0]}+{self.rows[1]} rows, {held} held, {pace} cycles each,"
+            f" {self.tasks[0]}x{self.tasks[1]} tasks of {self.columns} in bands of {self.band}"
+            f"{together}"
+        )
+        events = {"copied": self.kib, "distinct": self.kib * self.distinct}
+        arguments = (*maps, *map(i32, given))
+        return Probe(name, f"paced_{self.blocks}", events, 64, 0, arguments)
+
+
+NEAR = (  # operands of which L2 holds a copy in both of its parts
+    Product((128, 256), (16, 8), 2048, 16),
+    Product((128, 256), (8, 16), 2048, 8),
+    Product((128, 256), (16, 8), 2048, 8, 2),
+    Product((256, 200), (8, 12), 2048, 12),
+    Product((64, 128), (66, 2), 1024, 66),
+    Product((64, 128), (33, 4), 1024, 33),
+    Product((128, 128), (11, 12), 2048, 11),
+)
+FAR = (  # operands that L2 does not hold
+    Product((128, 256), (64, 32), 8192, 8),
+    Product((128, 256), (64, 32), 8192, 16),
+    Product((128, 256), (64, 32), 8192, 8, 2),
+    Product((256, 200), (32, 40), 8192, 12),
+    Product((256, 200), (32, 40), 8192, 6, 2),
+    Product((128, 192), (64, 42), 8192, 8, 2),
+)
+SLOTS = ((2, 0), (2, 1), (3, 0), (3, 1), (4, 1))
+
+
+def paced_probes(data: int, encode: Any) -> list[Probe]:
+    """Rings of products at the pace of their matmuls, and slower and faster ones."""
+    found: list[Probe] = []
+    for product in (*NEAR, *FAR):
+        matmuls = math.prod(product.rows) // 32  # cycles of a step of 64 columns
+        for slots, held in SLOTS:
+            if slots * product.kib < SHARED / KIB:
+                for share in (0.6, 0.8, 1.0, 1.3, 1.8):
+                    pace = round(share * matmuls)
+                    found.append(product.probe(encode, data, slots, held, pace))
+    return found
 
 
 def copy_probes(data: int, encode: Any) -> list[Probe]:
@@ -372,11 +543,13 @@ def copy_probes(data: int, encode: Any) -> list[Probe]:
 
 
 def noise_of_products() -> bytes:
-    """A MiB: half of it numbers of a normal distribution in bf16, half of it random e4m3."""
+    """`NOISE` bytes: half a MiB each of numbers of a normal distribution in bf16, random e4m3, and
+    a MiB of such numbers in fp16."""
     made = np.random.default_rng(0)
     wide = made.standard_normal(1 << 18, dtype=np.float32).view(np.uint32) >> 16
     narrow = made.integers(0, 256, 1 << 19, dtype=np.uint8) & 0xBF  # no NaN, at most 2
-    return wide.astype(np.uint16).tobytes() + narrow.tobytes()
+    half = made.standard_normal(1 << 19, dtype=np.float32).astype(np.float16)
+    return wide.astype(np.uint16).tobytes() + narrow.tobytes() + half.tobytes()
 
 
 class Bench:
@@ -390,8 +563,8 @@ class Bench:
         self.data = self.device.allocate(DATA)
         noise = noise_of_products()
         self.device.upload(self.data, noise)
-        for at in range(1 << 20, DATA, 1 << 20):
-            self.device.copy(self.data + at, self.data, 1 << 20)
+        for at in range(NOISE, DATA, NOISE):
+            self.device.copy(self.data + at, self.data, NOISE)
 
     def prepared(self, probe: Probe, reps: int) -> tuple[Any, Shape, Params]:
         """What a launch takes."""
@@ -427,7 +600,7 @@ class Bench:
 def power(bench: Bench, meter: Any) -> list[dict[str, Any]]:
     """Every kernel in bursts, then alone with the watts it takes."""
     rows: list[dict[str, Any]] = []
-    for probe in power_probes(bench.sms, bench.data):
+    for probe in power_probes(bench.sms, bench.data, bench.device.tensor_map):
         reps = bench.reps(probe, BURST)
         bursts: list[tuple[float, float]] = []
         for _ in range(BURSTS):
@@ -485,6 +658,20 @@ def launches(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def paces(bench: Bench) -> list[dict[str, Any]]:
+    """Cycles a step of rings of products, of all blocks."""
+    rows: list[dict[str, Any]] = []
+    for probe in paced_probes(bench.data, bench.device.tensor_map):
+        try:
+            found = [bench.once(probe, 800)[0] for _ in range(3)][1:]
+        except CheckFailed as error:
+            print(error)
+            continue
+        rows.append({"name": probe.name, "cycles": statistics.median(found)})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 def copies(bench: Bench) -> list[dict[str, Any]]:
     """Cycles a KiB of an SM, by who shares what."""
     rows: list[dict[str, Any]] = []
@@ -511,13 +698,14 @@ def measure(cubin: Path, out: Path) -> None:
     found: dict[str, Any] = {"device": bench.device.info.to_json(), "limit": meter.limit()}
     found["launches"] = launches(bench)
     found["copies"] = copies(bench)
+    found["paces"] = paces(bench)
     write_text_atomically(out, json.dumps(found, indent=1) + "\n")
     found["power"] = power(bench, meter)
     write_text_atomically(out, json.dumps(found, indent=1) + "\n")
 
 
 NAMES = (
-    "matmul", "operands", "narrow", "ffma", "ex2", "fmax", "sts", "copied", "distinct", "dram",
+    "matmul", "operands", "e4m3", "ffma", "ex2", "fmax", "sts", "copied", "distinct", "dram",
     "stored",
 )  # fmt: skip
 UNITS = {"operands": 32.0, "sts": 512.0, "copied": 1024.0, "distinct": 1024.0, "dram": 1024.0}
@@ -568,6 +756,38 @@ def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     return constants, dict(zip(names, residuals(at), strict=True))
 
 
+def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, float]:
+    """Energies of matmuls of other types, and the share of what SMs ask for in common that L2 reads
+    for each of them, from a run of the kernels on any card: beside its own matmuls in bf16, and its
+    own rings that share all or nothing. `known` is of `fit`; cards differ by a few per cent."""
+    rows = {row["name"]: row for row in raw["power"]}
+    static = rows["asleep"]["watts"]
+    boost = max(row["mhz"] for row in raw["power"])
+
+    def each(row: Mapping[str, Any]) -> float:
+        """pJ of a repetition of a block at the highest clock."""
+        watts = (raw["limit"] if _capped(row) else row["watts"]) - static
+        rate = row["blocks"] / row["cycles"] * row["mhz"] * 1e6
+        return watts / rate / (row["mhz"] / boost) ** known["exponent"] * 1e12
+
+    wide = rows["products_256"]
+    operands = wide["events"]["operands"] * known["operands"] * UNITS["operands"]
+    whole = wide["events"]["matmul"] * known["matmul"] + operands
+    found: dict[str, float] = {}
+    for kind in ("fp16", "e4m3"):
+        row = rows[f"products_256_{kind}"]
+        found[kind] = (whole * each(row) / each(wide) - operands) / row["events"][kind]
+    of_a_kib = {name: each(row) / row["events"].get("copied", 1.0) for name, row in rows.items()}
+    shared, apart = of_a_kib["from L2, shared by 12"], of_a_kib["from L2"]
+    again: list[float] = []
+    for name, row in rows.items():
+        if "slots of" in name and "together" not in name and f" of {NEAR[0].columns} " in name:
+            different = row["events"]["distinct"] / row["events"]["copied"]
+            read = (of_a_kib[name] - shared) / (apart - shared)
+            again.append((read - different) / (1.0 - different))
+    return found | {"read_again": statistics.median(again)}
+
+
 def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
     """Costs of the scheduling table that only show while every SM copies."""
     cycles = {row["name"]: row["per_kib"] for row in raw["copies"]}
@@ -600,11 +820,15 @@ def main() -> int:
     parser.add_argument("--cubin", type=Path, help="measure with this cubin")
     parser.add_argument("--out", type=Path, help="where the raw figures go")
     parser.add_argument("--fit", type=Path, help="raw figures to turn into constants")
+    parser.add_argument("--beside", type=Path, help="figures of another card, for --fit")
     given = parser.parse_args()
     if given.fit:
         constants, residuals = fit(json.loads(given.fit.read_text()))
         for name, value in constants.items():
             print(f"{name:10} {value:10.4g}")
+        if given.beside:
+            for name, value in beside(json.loads(given.beside.read_text()), constants).items():
+                print(f"{name:10} {value:10.4g}")
         for name, cost in costs(json.loads(given.fit.read_text())).items():
             print(f"{name:20} {cost}")
         print(f"largest residual {max(map(abs, residuals.values())):.1%}")

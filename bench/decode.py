@@ -10,13 +10,14 @@ from an eighth of the keys to all. Operands alternate that are larger than L2 to
 call finds nothing of its keys there.
 A rate counts the keys and values that the lengths say, once; `checks.floor` is its part of the rate
 at which this GPU copies. Libraries that take no pages or no lengths get the same keys densely, so
-that they have less to do. Of `e4m3` cases our cache has 8 bits and theirs the same values in 16;
-such rows are times. `dense` in the checks of a paged case is the time of ours on these over
-its own. Cases of heads of 576 are latent attention (`attention_mla`), one key head whose first 512
-columns are the values; they are times as well, and `checks.floor` is the part of the time that
-their bytes at the copy rate or their operations at the tensor cores' rate (at the boost clock)
-take, whichever is longer. FlashMLA's figures are published ones, of another GPU, and stand in
-`checks` beside them.
+that they have less to do. Of `e4m3` cases our cache has 8 bits and theirs the same values in 16,
+but for a second kernel of FlashInfer's in latent attention, whose cache has 8; such rows are times.
+`dense` in the checks of a paged case is the time of ours on these over its own. With `sinks` each
+head has a score without a value, as FlashAttention-4 takes them. Cases of heads of 576 are latent
+attention (`attention_mla`), one key head whose first 512 columns are the values; they are times as
+well, and `checks.floor` is the part of the time that their bytes at the copy rate or their
+operations at the tensor cores' rate (at the boost clock) take, whichever is longer. FlashMLA's
+figures are published ones, of another GPU, and stand in `checks` beside them.
 Bursts in shuffled rounds, with a second copy of the first library's as A/A control.
 """
 
@@ -59,7 +60,7 @@ MOST_COPIES = 24
 ANY_PAGE = 64  # tokens of the pages that a dense cache is given as
 ROUNDS = 9
 WRONG, WRONG_NARROW = 6e-3, 0.06  # relative error of a result that fails, of 8 bits
-FORM = r"(dense|ragged|page\d+) (\d+)x(\d+) (\d+)/(\d+) d(\d+)(?: q(\d+))?(?: e4m3)?"
+FORM = r"(dense|ragged|page\d+) (\d+)x(\d+) (\d+)/(\d+) d(\d+)(?: q(\d+))?(?: e4m3| sinks)?"
 LONG = (1024, 4096, 16384, 131072)
 FIRST = (  # what decides most, where the time is short
     *(f"{kind} 16x4096 32/8 d128" for kind in ("dense", "page16")),
@@ -89,7 +90,8 @@ LATENT = (
     "page64 128x4096 128/1 d576 q2",
     *(f"page64 128x4096 {heads}/1 d576 e4m3" for heads in (128, 16)),
 )
-CASES = tuple(dict.fromkeys(FIRST + LATENT + NARROW + OTHER))
+SINKS = tuple(f"dense {b}x4096 32/8 d128 sinks" for b in (1, 16))
+CASES = tuple(dict.fromkeys(FIRST + LATENT + NARROW + SINKS + OTHER))
 # By FlashMLA's README, of its dense bf16 kernel on an H800: not to be put in ratios.
 PUBLISHED = "FlashMLA 660 TFLOP/s compute-bound, 3 TB/s memory-bound (H800)"
 Call = Callable[[], Any]
@@ -123,6 +125,11 @@ class Case:
         return self.name.endswith(" e4m3")
 
     @property
+    def sinks(self) -> bool:
+        """Whether each head has a score without a value."""
+        return self.name.endswith(" sinks")
+
+    @property
     def columns(self) -> int:
         """Columns of values."""
         d = self.sizes[4]
@@ -150,6 +157,7 @@ class Case:
             group=heads // kv_heads,
             causal=causal,
             page=self.page,
+            sinks=self.sinks,
         )
 
 
@@ -187,6 +195,8 @@ def operands(torch: Any, case: Case) -> list[dict[str, Any]]:
                 for cache in kv:
                     cache[b, length:] = 1e4
         one["lengths"] = lengths
+        if case.sinks:
+            one["sinks"] = torch.randn(heads, device="cuda").bfloat16().float()
         if case.page:
             count = batch * keys // case.page
             table = torch.randperm(count, device="cuda").int()
@@ -226,9 +236,9 @@ def own_calls(case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
             one = next(turn)
             names = ("q", *(f"{prefix}{x}" for x in case.caches))
             tensors = [one[f"{name}{kind}"] for name in names]
-            return operator(
-                *tensors, one["lengths"], one.get(table), causal=causal, **one.get("factors", {})
-            )
+            rest = one.get("factors", {})
+            rest |= {"sinks": one["sinks"]} if case.sinks else {}
+            return operator(*tensors, one["lengths"], one.get(table), causal=causal, **rest)
 
         return call
 
@@ -239,7 +249,7 @@ def own_calls(case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
 
 def latent_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
     """torch's attention, by which back end it chooses, and its products and softmax, with heads as
-    rows of the one key head."""
+    rows of the one key head; FlashInfer."""
     _, keys, heads, _, d, queries = case.sizes
 
     def hidden(one: dict[str, Any]) -> Any:
@@ -270,22 +280,28 @@ def latent_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str
         scores = scores if mask is None else scores.masked_fill(mask, -torch.inf)
         return torch.bmm(torch.softmax(scores, -1), k[..., : case.columns])
 
-    return {"torch SDPA": made(attention), "torch products": made(products)}
+    found = {"torch SDPA": made(attention), "torch products": made(products)}
+    found |= in_pages(torch, case, sets)
+    return found | (in_pages(torch, case, sets, " e4m3") if case.narrow else {})
 
 
-def in_pages(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
-    """FlashInfer on the case's pages, or on the dense caches as pages in order."""
+def in_pages(torch: Any, case: Case, sets: list[dict[str, Any]], kind: str = "") -> dict[str, Call]:
+    """FlashInfer on the case's pages, or on the dense caches as pages in order; those of a `kind`
+    of elements."""
     batch, keys, _, _, _, queries = case.sizes
     made: dict[int, Call] = {}
     turn = itertools.cycle(range(len(sets)))
 
     def planned_for(one: dict[str, Any]) -> Call:
-        caches, table = [one.get(f"pages of {x}", one[x]) for x in case.caches], one.get("table")
+        names = [x if case.page is None else f"pages of {x}" for x in case.caches]
+        caches, table = [one[f"{name}{kind}"] for name in names], one.get("table")
         if table is None:
             caches = [c.flatten(0, 1).unflatten(0, (-1, ANY_PAGE)) for c in caches]
             table = torch.arange(batch * keys // ANY_PAGE, device="cuda").view(batch, -1)
         rest = (table, [queries] * batch, one["lengths"].tolist(), case.config.causal)
         q = one["q"].flatten(0, 1)
+        if case.latent:
+            return flashinfer.latent(torch, q, caches[0][:, :, 0], *rest)
         return flashinfer.paged(torch, q, caches[0], caches[1], *rest)
 
     def call() -> Any:
@@ -294,7 +310,7 @@ def in_pages(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Ca
             made[number] = planned_for(sets[number])
         return made[number]().unflatten(0, (batch, queries))
 
-    return {flashinfer.NAME: call}
+    return {f"{flashinfer.NAME}{kind}": call}
 
 
 def library_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
@@ -332,13 +348,16 @@ def library_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[st
             module: Any = importlib.import_module("flash_attn.cute")
             one = next(turn)
             qkv = [one[name] for name in "qkv"]
-            lengths = {"seqused_k": one["lengths"]} if ragged else {}
+            rest = {"seqused_k": one["lengths"]} if ragged else {}
+            rest |= {"learnable_sink": one["sinks"].bfloat16()} if case.sinks else {}
             function = module.flash_attn_varlen_func if ragged else module.flash_attn_func
-            out = function(*qkv, causal=causal, **lengths)
+            out = function(*qkv, causal=causal, **rest)
             return out if torch.is_tensor(out) else out[0]
 
         return call
 
+    if case.sinks:
+        return {FA4: four()}
     backends = nn.SDPBackend
     return {
         "cuDNN": attention(backends.CUDNN_ATTENTION),
@@ -358,7 +377,10 @@ def expected(torch: Any, case: Case, one: Mapping[str, Any]) -> Any:
     if config.causal:
         hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
         scores = scores.masked_fill(hidden.triu(length - len(q) + 1), -torch.inf)
-    return torch.einsum("gqk,kd->qgd", torch.softmax(scores, -1), v)
+    if case.sinks:
+        sinks = one["sinks"][: config.group].double()[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat([scores, sinks], -1)
+    return torch.einsum("gqk,kd->qgd", torch.softmax(scores, -1)[..., : len(k)], v)
 
 
 def error_of(case: Case, got: Any, want: Any) -> float:
@@ -371,7 +393,8 @@ def latent_checks(case: Case, entries: int, size: int, ms: float) -> dict[str, A
     """What binds a case of latent attention, and how far from it we are."""
     _, _, heads, _, d, queries = case.sizes
     flops = 2 * entries * heads * queries * (d + case.columns)
-    peak = CYCLE_FLOPS["bf16"] * MACHINE.integer("sm.count") * 1e6 * MACHINE.value("clock.boost")
+    rate = CYCLE_FLOPS[case.config.dtype.name] * MACHINE.integer("sm.count")
+    peak = rate * 1e6 * MACHINE.value("clock.boost")
     least = {
         "memory-bound": size / MACHINE.value("dram.copy_bandwidth"),
         "compute-bound": flops / peak,

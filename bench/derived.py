@@ -53,7 +53,7 @@ METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 
 def build_all() -> None:
     """Derive and compile every case; cases.json says what to launch on what."""
-    from warploom.derive.derive import derive  # noqa: PLC0415
+    from warploom.derive.derive import derive_on  # noqa: PLC0415
     from warploom.derive.formula.library import formula  # noqa: PLC0415
     from warploom.derive.lower.boxes import clean  # noqa: PLC0415
     from warploom.derive.lower.tracing import part_name  # noqa: PLC0415
@@ -62,7 +62,7 @@ def build_all() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     cases: list[dict[str, Any]] = []
     for name, sizes in CASES:
-        found = derive(formula(name).resized(sizes), gpu_name="h200", dtype=DTYPE, streams=1)
+        found = derive_on(formula(name).resized(sizes), "h200", DTYPE, streams=1)
         lengths = {clean(a): n for a, n in found.diagram.sizes}
         steps: list[str] = []
         for number, made in enumerate(build_derivation(found, DTYPE)):

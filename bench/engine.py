@@ -37,6 +37,7 @@ from typing import Any
 from bench import engine_model, gemm_cases, sitting
 from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
+from warploom.autosched.plans import ADDING
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
@@ -52,7 +53,7 @@ from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneSettings
-from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.program import GemmConfig, combine, gemm
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.select import select
 from warploom.perf.launch_time import Launch, at_bounds
@@ -172,7 +173,7 @@ class Case:
             config = choice.config(GemmConfig())
             if config.workspace:
                 first = build_kernel(gemm(config), choice.schedule(config))
-                second = build_kernel(combine(config), combine_schedule(config))
+                second = build_kernel(combine(config), ADDING)
                 return [first, second], config.slices
         settings = {key: str(size) for key, size in self.sizes.items()} | self.settings
         if self.name == "attention":

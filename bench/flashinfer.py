@@ -5,8 +5,7 @@
 The wheel of flashinfer-python (py3-none-any, 101 MB) compiles its kernels where they run, with
 headers and a compiler there. `flashinfer_attention.cu` is compiled here instead, with the wheel's
 headers; benches load the result where the environment variable FLASHINFER names it. Its planner
-reads lengths on the host and is not timed. Its latent attention for Hopper, compiled in the same
-way, ended with an illegal address at its first call and is left out.
+reads lengths on the host and is not timed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from warploom.toolchain import find
 
 SOURCE = Path(__file__).with_name("flashinfer_attention.cu")
 NAME = "FlashInfer"
-HEADERS = ("flashinfer/data/include/",)
+HEADERS = ("flashinfer/data/include/", "flashinfer/data/cutlass/include/")
 OPTIONS = ("-O3", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", "-shared",
            "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-cudart", "static", "-DNDEBUG",
            "-w", "-DFLASHINFER_ENABLE_BF16", "-DFLASHINFER_ENABLE_F16")  # fmt: skip
@@ -131,6 +130,39 @@ def paged(
         spaces = _at(batch.floats), _at(batch.room), batch.plan
         _checked(
             found.flashinfer_run(*spaces, *places, by, scale, int(causal), _stream(torch)), "run"
+        )
+        return out
+
+    return call
+
+
+def latent(
+    torch: Any, q: Any, entries: Any, table: Any, counts: Sequence[int], lengths: Sequence[int],
+    causal: bool,
+) -> Call:  # fmt: skip
+    """Latent attention of `q: [tokens, heads, 576]` of bf16 over `entries: [pages, page, 576]` of
+    bf16 or e4m3; planned once."""
+    found, (tokens, heads, d) = library(), q.shape
+    batch = _Batch(torch, table, entries.shape[1], counts, lengths)
+    sizes = Sizes(tokens, len(counts), heads, 1, entries.shape[1])
+    by = ctypes.byref(sizes)
+    narrow = int(entries.element_size() == 1)
+    count = found.flashinfer_latent_plan(
+        *batch.spaces(), *batch.host, by, int(causal), batch.plan, _stream(torch)
+    )
+    _checked(-min(count, 0), "plan")
+    torch.cuda.synchronize()
+
+    def call() -> Any:
+        out = q.new_empty(tokens, heads, 512)
+        places = [_at(one) for one in (q, entries, batch.numbers, out)]
+        spaces = _at(batch.floats), _at(batch.room), batch.plan, count
+        scale = ctypes.c_float(d**-0.5)
+        _checked(
+            found.flashinfer_latent_run(
+                *spaces, *places, by, scale, int(causal), narrow, _stream(torch)
+            ),
+            "run",
         )
         return out
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from bench.tuned import BATCH
+from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.program import GemmConfig, combine, gemm
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.tuned.variant import Variant as Choice
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
@@ -95,7 +96,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "swap-ab batched": choice_variant(GEMM.find("184x256-swap-ab-by-m"), GemmConfig(batched=True)),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
-    **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
+    **{f"combine{n}": (GemmConfig(slices=n), lambda config: ADDING, combine) for n in SLICES},
     **{
         f"leaky {name}": choice_variant(GEMM.find(name), LEAKY)
         for name in ("128x256", "192x256-along-n", "128x128-alone", *WIDE_TILES)
@@ -148,7 +149,6 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (1000, 20000, 2000): ("200x128-swap-ab", "128x256", "128x256-at-once", "192x256-along-n"),
     (12345, 1544, 3080): (
         "192x200",
-        "192x200-along-n",
         "128x192",
         "128x320-direct",
         "264x128-swap-ab",

@@ -30,11 +30,12 @@ from bench import decode as cases
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.decode import Case, operands, plan_of
+from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.torch_op import NOMINAL_ROWS
-from warploom.kernels.attention.combine import combine, combine_schedule
+from warploom.kernels.attention.combine import combine
 from warploom.kernels.attention.decode import PART, decode, decode_policy
 from warploom.kernels.attention.decode_plan import planned
 from warploom.kernels.gemm import program as gemm
@@ -90,7 +91,7 @@ def build_all(names: tuple[str, ...]) -> None:
         for plan in (equal, *some):
             compiled(decode(plan.config), decode_policy(plan.config))
             if plan.config.split:
-                build(combine(plan.config, plan.room), combine_schedule(plan.config, plan.room))
+                build(combine(plan.config, plan.room)(plan.config, plan.room))
         print(name, flush=True)
 
 
@@ -105,7 +106,7 @@ def _build_gemm(m: int, n: int, k: int) -> str:
     for choice in (*next_ones, choose_gemm(m, n, k, sliced=True)):
         config = choice.config(base)
         if config.workspace:
-            compiled(gemm.combine(config), gemm.combine_schedule(config))
+            compiled(gemm.combine(config), ADDING)
         compiler = choice.selected(base).build().resources.compiler
     return compiler
 

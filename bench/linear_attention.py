@@ -167,7 +167,8 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
     """
     q, k, v = (given[name] for name in "qkv")
     heads = v.shape[2]
-    q, k = (one.repeat_interleave(heads // one.shape[2], 2) for one in (q, k))
+    if q.shape[2] < heads:
+        q, k = (one.repeat_interleave(heads // one.shape[2], 2) for one in (q, k))
     if case.config.delta:
         return _delta(q, k, given, scale)
     if case.config.decay == "channel":
@@ -242,7 +243,10 @@ class Call:
             glue.run_segments(self.config, given, scale, count)
             return
         stream = int(torch.cuda.current_stream().cuda_stream)
-        for kernel in self.kernels:
+        kernels = self.kernels
+        if self.config.in_two:  # of the second one there may be a form for few tasks
+            kernels = kernels[0], kernels[-1 if glue.alone(self.config, given["v"]) else 1]
+        for kernel in kernels:
             arrays = {spec.name: given[spec.name] for spec in kernel.interface.arrays}
             kernel(arrays, {"scale": scale}, stream)
 
@@ -250,7 +254,9 @@ class Call:
 def programs(config: RecurrentConfig) -> dict[str, tuple[Any, ...]]:
     """(program, policy) of every kernel of a configuration, by the folder it is built in."""
     if config.in_two:
-        return {program.name: (program, schedule) for program, schedule in solved.kernels(config)}
+        first, second = solved.kernels(config)
+        _, few = solved.kernels(config, alone=True)
+        return {"solve": first, "chunks": second, **({} if few[1] == second[1] else {"few": few})}
     return {".": (recurrent(config), default_policy(config))}
 
 

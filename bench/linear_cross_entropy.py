@@ -16,6 +16,7 @@ both gradients: the chunk of our logits is given in the row.
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -28,16 +29,21 @@ from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "linear_cross_entropy.json"
 CASES = ((8192, 4096, 32000), (8192, 4096, 128256))  # tokens, size, classes
-# Bytes of logits: our default, and what makes the memory of all that of Liger's scheme.
-LOGITS = (1 << 28, 3 << 26)
+LIGERS = 3 << 26  # bytes of logits that make the memory of all about that of Liger's scheme
 ROUNDS = 7
 LIGER = "Liger's scheme"
 Call = Callable[[], Any]
 
 
-def chunks(classes: int) -> list[int]:
-    """Rows of our chunks."""
-    return [size // (2 * classes) // 128 * 128 for size in LOGITS]
+def chunks(tokens: int, size: int, classes: int) -> list[int]:
+    """Rows of our chunks: all, as torch.compile's; our default; and as little as Liger's scheme."""
+    default = torch_loss().chunk_rows(size)
+    return [tokens, default, LIGERS // (2 * classes) // 128 * 128]
+
+
+def torch_loss() -> Any:
+    """Our operator."""
+    return importlib.import_module("warploom.integrations.torch_loss")
 
 
 def liger_rows(tokens: int, size: int, classes: int) -> int:
@@ -138,7 +144,7 @@ def measured(torch: Any, fused: Any, case: tuple[int, int, int]) -> list[Evidenc
     torch._dynamo.reset()
     given = operands(torch, *case)
     calls = rivals(torch, given)
-    calls |= {f"chunk {c}": ours(fused, torch, *given, c) for c in chunks(classes)}
+    calls |= {f"chunk {c}": ours(fused, torch, *given, c) for c in chunks(*case)}
     memory = {name: peak(torch, call) for name, call in calls.items()}
     results = {name: call() for name, call in calls.items()}
     errors = {
@@ -198,7 +204,7 @@ def main() -> None:
         return
     import torch  # noqa: PLC0415
 
-    from warploom.integrations import torch_loss, torch_program  # noqa: PLC0415
+    from warploom.integrations import torch_program  # noqa: PLC0415
 
     if args.what == "build":
         with torch_program.collecting() as found:
@@ -208,7 +214,7 @@ def main() -> None:
                     for n in (tokens, classes)
                 )
                 target = torch.empty(tokens, device="meta", dtype=torch.int64)
-                for chunk in chunks(classes):
+                for chunk in chunks(tokens, size, classes):
                     torch_program.RUNS["warploom::linear_cross_entropy"](
                         x, weight, target, True, chunk, True
                     )
@@ -221,8 +227,8 @@ def main() -> None:
                 call()
                 print(case, name, flush=True)
             continue
-        rows += measured(torch, torch_loss, case)
-        for row in rows[-len(LOGITS) :]:
+        rows += measured(torch, torch_loss(), case)
+        for row in rows[-len(chunks(*case)) :]:
             print(
                 row.shape, row.kernel, f"{row.ours:.2f} ms", row.baselines, row.checks, flush=True
             )

@@ -13,6 +13,7 @@ of ours as A/A control. Results are judged by a transform in float64.
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import statistics
 from collections.abc import Iterator
@@ -32,62 +33,57 @@ RESULTS = Path(__file__).parent / "results" / "long_convolution.json"
 BATCH, HEADS = 64, 768
 WRONG = 8e-3  # relative error in norm: matrices, factors and what lies between are rounded to bf16
 FFT, CASTS = "torch.fft", "both casts"
+BLOCKS = ConvolutionConfig(pairs=1, blocks=True)
 CASES = {
-    f"{'causal' if causal else 'circular'} {length // (2 if causal else 1)}": ConvolutionConfig(
-        length, causal
+    f"{'causal' if one.causal else 'circular'} {taps}": (one, taps)
+    for one, taps in (
+        *((ConvolutionConfig(2 * taps, True), taps) for taps in (256, 512, 1024, 2048)),
+        *((BLOCKS, taps) for taps in (4096, 8192)),
+        *((ConvolutionConfig(taps, False), taps) for taps in (512, 1024, 2048, 4096)),
     )
-    for causal in (True, False)
-    for length in (512, 1024, 2048, 4096)
 }
 
 
-def inputs(torch: Any, config: ConvolutionConfig, batch: int, heads: int) -> dict[str, Any]:
+def inputs(torch: Any, case: tuple[ConvolutionConfig, int], batch: int, heads: int) -> Any:
     """Random sequences, kernels that decay, the constant arrays."""
-    device = {"device": "cuda"}
-    taps = config.taps
+    spectrum = importlib.import_module("warploom.integrations.torch_convolution").kernel_spectrum
+    device, (config, taps) = {"device": "cuda"}, case
     x = torch.randn(batch, heads, taps, **device).bfloat16()
+    x = x.reshape(batch, -1, config.taken * (taps // config.taps), COLUMNS)
     decay = torch.exp(-4 * torch.arange(taps, **device) / taps)
     kernel = torch.randn(heads, taps, **device) * decay / taps**0.5
-    wide = torch.fft.fft(kernel.double(), n=config.length)
-    split = wide.reshape(heads, COLUMNS, config.factor).transpose(1, 2).reshape(-1, COLUMNS)
     given = {name: torch.tensor(one, **device).bfloat16() for name, one in matrices(config).items()}
-    return given | {
-        "kernel": kernel,
-        "kernel_re": split.real.bfloat16().contiguous(),
-        "kernel_im": split.imag.bfloat16().contiguous(),
-        "x": _tiles(x, config),
-        "y": torch.full_like(_tiles(x, config), math.nan),
-    }
+    re, im = spectrum(kernel, taps, config.causal)
+    own = {"kernel": kernel, "kernel_re": re, "kernel_im": im}
+    return given | own | {"x": x, "y": torch.full_like(x, math.nan)}
 
 
-def _tiles(x: Any, config: ConvolutionConfig) -> Any:
-    """[batch, heads, taps] as the kernel takes it."""
-    return x.reshape(len(x), -1, config.taken, COLUMNS)
+def by_fft(torch: Any, case: tuple[ConvolutionConfig, int], x: Any, kernel: Any) -> Any:
+    """x: [batch, heads, taps] and kernels [heads, taps], or their transform."""
+    config, taps = case
+    length = 2 * taps if config.causal else taps
+    if not kernel.is_complex():
+        kernel = torch.fft.rfft(kernel, n=length)
+    return torch.fft.irfft(torch.fft.rfft(x, n=length) * kernel, n=length)[..., :taps]
 
 
-def by_fft(torch: Any, config: ConvolutionConfig, x: Any, kernel: Any) -> Any:
-    """x: [batch, heads, taps] and the transform of the kernels."""
-    found = torch.fft.irfft(torch.fft.rfft(x, n=config.length) * kernel, n=config.length)
-    return found[..., : config.taps]
-
-
-def error(torch: Any, config: ConvolutionConfig, kernel: Any) -> float:
+def error(torch: Any, case: tuple[ConvolutionConfig, int], kernel: Any) -> float:
     """The relative error in norm of some heads of an odd number of sequences."""
-    given = inputs(torch, config, 3, 8)
+    given = inputs(torch, case, 3, 8)
     x = given["x"].reshape(3, 8, -1).double()
-    wide = torch.fft.rfft(given.pop("kernel").double(), n=config.length)
-    right = by_fft(torch, config, x, wide)
+    right = by_fft(torch, case, x, given.pop("kernel").double())
     kernel(given, {}, int(torch.cuda.current_stream().cuda_stream))
     return float((given["y"].reshape(x.shape).double() - right).norm() / right.norm())
 
 
 def timed(
-    torch: Any, config: ConvolutionConfig, kernel: Any, args: argparse.Namespace
+    torch: Any, case: tuple[ConvolutionConfig, int], kernel: Any, args: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Samples of our call, of its control, of torch.fft's and of a copy of x to y."""
-    given = inputs(torch, config, BATCH, HEADS)
+    given = inputs(torch, case, BATCH, HEADS)
     x, other = given["x"].reshape(BATCH, HEADS, -1), torch.empty_like(given["x"])
-    wide = torch.fft.rfft(given.pop("kernel"), n=config.length)
+    length = x.shape[-1] * (2 if case[0].causal else 1)
+    wide = torch.fft.rfft(given.pop("kernel"), n=length)
     floats = x.float()
 
     def ours() -> None:
@@ -97,17 +93,17 @@ def timed(
         OURS: ours,
         CONTROL: ours,
         COPY: lambda: torch.neg(given["x"], out=other),
-        FFT: lambda: by_fft(torch, config, floats, wide),
-        CASTS: lambda: by_fft(torch, config, x.float(), wide).bfloat16(),
+        FFT: lambda: by_fft(torch, case, floats, wide),
+        CASTS: lambda: by_fft(torch, case, x.float(), wide).bfloat16(),
     }
     return kb.interleave(calls, args.rounds)
 
 
 def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
     """The row of one case."""
-    config, kernel = CASES[name], built.kernel()
-    wrong = error(torch, config, kernel)
-    samples = timed(torch, config, kernel, args)
+    case, kernel = CASES[name], built.kernel()
+    wrong = error(torch, case, kernel)
+    samples = timed(torch, case, kernel, args)
     yield kb.row_of_times(
         samples,
         FFT,
@@ -118,7 +114,7 @@ def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> I
         },
         claim="fftconv",
         kernel=name,
-        shape=f"{BATCH}x{HEADS}x{config.taps}",
+        shape=f"{BATCH}x{HEADS}x{case[1]}",
         compiler=built.resources.compiler,
     )
 
@@ -132,7 +128,7 @@ def main() -> None:
     (folder,) = args.where
     chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
-        for name, config in chosen.items():
+        for name, (config, _) in chosen.items():
             built = compiled(long_convolution(config), default_policy(config))
             built.write(folder / kb.slug(name))
         return

@@ -11,11 +11,18 @@ something too. `--one` is that process; `--out FILE` writes evidence rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import os
+import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gpu.cases import CASES, PLANTED
@@ -27,8 +34,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 RESULTS = ROOT / "bench" / "results" / "sanitizer.json"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-LIMIT_S = 150  # of one tool
 MARK = "##case "
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that a case and a tool may take; a process starts within those of its first case."""
+
+    case: float
+    tool: float
+
+
 FINDING = re.compile(r"^={9} (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK|    )(\S.*)")
 
 
@@ -87,23 +103,55 @@ def distances(text: str) -> dict[str, float]:
     return found
 
 
-def run(tool: str, names: list[str]) -> tuple[str, str]:
-    """(output, trouble) of one tool over the cases; trouble is empty when it came to its end."""
+def run(tool: str, names: list[str], limits: Limits) -> tuple[str, dict[str, str]]:
+    """(output, what kept a case from its end) of one tool over the cases.
+
+    A case that gives no answer in its time, or ends its process, costs the cases behind it a new
+    process and nothing else.
+    """
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
-        return "", "compute-sanitizer is not on the PATH"
-    command = [sanitizer, "--tool", tool, "--print-limit", "20"]
-    command += [sys.executable, "-m", "bench.sanitize"]
-    try:
-        done = subprocess.run(
-            [*command, "--one", "--planted", tool, "--cases", ",".join(names)],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as late:
-        text = late.stdout.decode() if isinstance(late.stdout, bytes) else (late.stdout or "")
-        return text, f"no answer within {LIMIT_S} s"
-    text = done.stdout + done.stderr
-    return text, "" if MARK + "end" in text else f"stopped with code {done.returncode}"
+        return "", dict.fromkeys(names, "compute-sanitizer is not on the PATH")
+    end, text, troubles, left = time.monotonic() + limits.tool, "", dict[str, str](), list(names)
+    while left and time.monotonic() < end:
+        command = [sanitizer, "--tool", tool, "--target-processes", "application-only"]
+        command += ["--print-limit", "20", sys.executable, "-m", "bench.sanitize", "--one"]
+        command += ["--planted", tool, "--cases", ",".join(left)]
+        said, trouble = watched(command, limits.case, end)
+        text += said
+        reached = [line.removeprefix(MARK) for line in said.splitlines() if line.startswith(MARK)]
+        if "end" in reached:
+            left = []
+            break
+        stuck = reached[-1] if reached else left[0]
+        troubles[stuck] = trouble
+        left = left[left.index(stuck) + 1 :] if stuck in left else []
+    return text, troubles | dict.fromkeys(left, f"not reached in {limits.tool} s")
+
+
+def watched(command: list[str], case_s: float, end: float) -> tuple[str, str]:
+    """(output, trouble) of a command, every mark of which is printed with its time as it comes; it
+    is ended at the time `end` and when the next mark does not come in `case_s` seconds."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        stream = process.stdout
+        reader = threading.Thread(target=lambda: [*map(lines.put, stream)], daemon=True)
+        reader.start()
+        text, began, marked = "", time.monotonic(), time.monotonic()
+        while reader.is_alive() or not lines.empty():
+            with contextlib.suppress(queue.Empty):
+                line = lines.get(timeout=0.2)
+                text += line
+                if line.startswith("##"):
+                    marked = time.monotonic()
+                    print(f"{marked - began:7.1f} s {line.rstrip()}", flush=True)
+            if time.monotonic() > min(end, marked + case_s):
+                os.killpg(process.pid, signal.SIGKILL)
+                return text, f"no answer within {time.monotonic() - marked:.0f} s"
+        return text, f"stopped with code {process.wait()}"
 
 
 def device() -> tuple[str, str]:
@@ -139,18 +187,20 @@ def main() -> int:
     parser.add_argument("--tools", default=",".join(TOOLS[:2]))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--log", type=Path, help="folder for what the tools printed")
+    parser.add_argument("--case-limit", type=float, default=60.0, help="seconds of a case")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a tool")
     parser.add_argument("--merge", type=Path, nargs="+", help="rows of runs to put into the table")
     args = parser.parse_args()
     if args.merge:
         return merge(args.merge)
-    names = chosen(args.cases)
     if args.one:
-        return one(names, args.planted)
+        return one(args.cases.split(","), args.planted)
+    names = chosen(args.cases)
     rows: list[Evidence] = []
     name, driver = device()
     total = 0
     for tool in args.tools.split(","):
-        text, trouble = run(tool, names)
+        text, troubles = run(tool, names, Limits(args.case_limit, args.limit))
         if args.log:
             args.log.mkdir(parents=True, exist_ok=True)
             (args.log / f"{tool}.txt").write_text(text)
@@ -158,11 +208,11 @@ def main() -> int:
         seen = sum(not line.startswith("error:") for line in said.get(f"planted-{tool}", []))
         print(f"{tool:10} {'planted fault':28} {seen:4} findings")
         if tool in PLANTED and not seen:
-            trouble = trouble or "did not see the planted fault"
+            print(f"{tool:10} did not see the planted fault")
             total += 1
         for case in names:
             count = len(said.get(case, []))
-            state = trouble if case not in far and not count else ""
+            state = troubles.get(case, "" if case in far or count else "no answer")
             total += count + bool(state)
             print(
                 f"{tool:10} {case:28} {count:4} findings  {far.get(case, float('nan')):.1e} {state}"

@@ -9,8 +9,9 @@ kernel (rows named `kernel / method`), the best first. A column is one of `COLUM
 `check:NAME` for a check of the row, with `_` for the spaces of its name.
 
 What a page says about a file as a whole is counted from its rows too: `claim` writes the sentence
-between `<!-- claim: FILE [PICK] -->` and `<!-- end -->`, and `errors` the one on predictions, whose
-mark is `<!-- errors: FILE -->`.
+between `<!-- claim: FILE [PICK] -->` and `<!-- end -->`, `extremes` names rows of extreme ratios
+between `<!-- extremes: FILE [PICK] LOWEST HIGHEST -->` and `<!-- end -->`, and `errors` writes the
+sentence on predictions, whose mark is `<!-- errors: FILE -->`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ RULE_TABLE = re.compile(r"(<!-- rules -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ERRORS = re.compile(r"(<!-- errors: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 WELL = 0.08  # error of a prediction that is good
 CLAIM = re.compile(r"(<!-- claim: (\S+) ?([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+EXTREMES = re.compile(
+    r"(<!-- extremes: (\S+) (?:(\S+) )?(\d+) (\d+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 
 
 def _number(value: float) -> str:
@@ -247,6 +252,29 @@ def claim(file: str, pick: str) -> str:
     )
 
 
+def extremes(file: str, pick: str, lowest: int, highest: int) -> str:
+    """The rows of the lowest and of the highest ratios, by name."""
+    rows = read_rows(RESULTS / file)
+    rows = sorted(PICKS[pick](rows) if pick else rows, key=lambda row: row.ratio_to_best)
+    several = len({row.dtype for row in rows}) > 1
+    ends = {"Lowest": rows[:lowest], "highest" if lowest else "Highest": rows[: -highest - 1 : -1]}
+    told = [
+        f"{end}: {', '.join(_named(row, several) for row in rows)}"
+        for end, rows in ends.items()
+        if rows
+    ]
+    return "; ".join(told) + ".\n"
+
+
+def _named(row: Evidence, several: bool) -> str:
+    """A row in few words: its kernel's name where that is no default, its shape and ratio."""
+    name = row.kernel.split(" / ")[0]
+    words = [row.shape] if name.endswith(" default") else [name, row.shape]
+    words += [row.dtype] if several and row.dtype not in row.shape else []
+    old = ", an earlier kernel" if "an earlier kernel" in row.notes else ""
+    return f"{' '.join(words)} ({row.ratio_to_best:.3f}{old})"
+
+
 def _of_any(rows: list[Evidence], every: list[Evidence]) -> str:
     """The mean over the best rate of any baseline in any run; nothing where rows are times."""
     if any(row.better != "higher" for row in every):
@@ -335,6 +363,12 @@ def rendered(text: str) -> str:
     )
     text = ERRORS.sub(
         lambda match: f"{match[1]}{errors(read_rows(RESULTS / match[2]))}\n{match[4]}", text
+    )
+    text = EXTREMES.sub(
+        lambda match: (
+            f"{match[1]}{extremes(match[2], match[3], int(match[4]), int(match[5]))}{match[7]}"
+        ),
+        text,
     )
     text = RULE_TABLE.sub(lambda match: f"{match[1]}{rules()}{match[3]}", text)
     return CLAIM.sub(lambda match: f"{match[1]}{claim(match[2], match[3])}{match[5]}", text)

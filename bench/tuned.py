@@ -130,14 +130,20 @@ def gemm_time(row: Evidence) -> Time | None:
 
 @functools.cache
 def discovered(name: str) -> dict[str, Variant]:
-    """The points that rows tell of and the kernel's table does not have yet, by name."""
+    """The points by name that rows tell of and the kernel's table does not have yet: those that
+    were the fastest of their case."""
     table = TABLES[name][0]
-    rows = [row for row in read_rows(RESULTS / BESIDE) if "point" in row.checks]
-    points = {named(row): row.checks["point"] for row in rows if row.kernel.startswith(name)}
+    rows = [row for row in read_rows(RESULTS / BESIDE) if row.kernel.startswith(name)]
+    least: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        case = row.shape, row.dtype, *row.baselines
+        least[case] = min(row.ours, least.get(case, row.ours))
     return {
-        one: Variant(one, Point.from_json(point), table.template)
-        for one, point in points.items()
-        if one not in table.variants
+        named(row): Variant(named(row), Point.from_json(row.checks["point"]), table.template)
+        for row in rows
+        if "point" in row.checks
+        and named(row) not in table.variants
+        and row.ours == least[row.shape, row.dtype, *row.baselines]
     }
 
 

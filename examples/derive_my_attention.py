@@ -5,7 +5,7 @@ warploom derive examples/derive_my_attention.py:diagram --gpu h200 --svg my_atte
 
 from __future__ import annotations
 
-from warploom.derive.derive import derive
+from warploom.derive.derive import derive_on
 from warploom.derive.formula.frontend import apply, build, softmax, tensor
 
 q, k, v, gate = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e"), tensor("G", "q e")
@@ -17,4 +17,4 @@ diagram = build(
 )
 
 if __name__ == "__main__":
-    print(derive(diagram, gpu_name="h200"))
+    print(derive_on(diagram, "h200"))

@@ -15,7 +15,7 @@ warploom optimize examples/derive_my_recurrence.py:diagram --effort quick -o out
 
 from __future__ import annotations
 
-from warploom.derive import derive, recurrence
+from warploom.derive import derive_on, recurrence
 from warploom.derive.formula.frontend import apply, build, contract, tensor
 
 q, k, v = tensor("q", "t h d"), tensor("k", "t h d"), tensor("v", "t h e")
@@ -30,4 +30,4 @@ diagram = build(
 )
 
 if __name__ == "__main__":
-    print(derive(diagram, gpu_name="h200", dtype="bf16", streams=1))
+    print(derive_on(diagram, "h200", "bf16", streams=1))

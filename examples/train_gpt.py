@@ -20,18 +20,15 @@ from torch.nn import functional
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of [batch, heads, rows, d], causal
 LETTERS = "0123456789+=;"
-RATE, WARM_UP = 6e-4, 20  # of learning; steps over which it grows
+RATE, WARM_UP = 1e-3, 20  # of learning; steps over which it grows
+SPREAD = 0.02  # of the first weights, as in GPT-2
 UNTIMED = 10  # first steps, which compile kernels
 
 
 def sums(count: int, generator: torch.Generator) -> str:
     """So many characters of additions."""
-    found, length = list[str](), 0
-    while length < count:
-        a, b = torch.randint(0, 1000, (2,), generator=generator).tolist()
-        found.append(f"{a}+{b}={a + b};")
-        length += len(found[-1])
-    return "".join(found)[:count]
+    pairs = torch.randint(0, 1000, (count // len("0+0=0;") + 1, 2), generator=generator).tolist()
+    return "".join(f"{a}+{b}={a + b};" for a, b in pairs)[:count]
 
 
 class Block(nn.Module):
@@ -61,6 +58,9 @@ class Gpt(nn.Module):
         self.letters, self.places = nn.Embedding(len(LETTERS), width), nn.Embedding(rows, width)
         self.blocks = nn.Sequential(*(Block(width, heads, attention) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LETTERS))
+        for weights in self.parameters():
+            if weights.dim() > 1:
+                nn.init.normal_(weights, std=SPREAD)
 
     def forward(self, text: Tensor) -> Tensor:
         places = torch.arange(text.shape[1], device=text.device)
@@ -75,7 +75,9 @@ def train(attention: Attention, steps: int, options: argparse.Namespace) -> dict
     tuner = torch.optim.AdamW(model.parameters(), lr=RATE)
     generator = torch.Generator().manual_seed(options.seed)
     text = sums(steps * options.batch * (options.rows + 1), generator)
-    letters = torch.tensor([LETTERS.index(c) for c in text], device=options.device)
+    places = bytes.maketrans(LETTERS.encode(), bytes(range(len(LETTERS))))
+    letters = torch.frombuffer(bytearray(text.encode().translate(places)), dtype=torch.uint8)
+    letters = letters.to(options.device).long()
     losses, began = list[Tensor](), 0.0
     for step, batch in enumerate(letters.view(steps, options.batch, -1)):
         if step == min(UNTIMED, steps - 1):

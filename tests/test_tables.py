@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.tables import errors, launches
+from bench import tables
+from bench.tables import errors, extremes, launches
 from warploom.cli import app
 from warploom.codegen.ir.plan import FORMER as FORMER_PLAN
 from warploom.errors import InputError
@@ -61,6 +62,21 @@ def test_the_glossary_has_every_former_name():
     for former in FORMER.values():
         renamed |= former.keys()
     assert renamed <= shown
+
+
+def test_extremes_are_named_from_both_ends(monkeypatch) -> None:
+    (first, *_) = read_rows(Path("bench/results/engine.json"))
+    told = {"1x1": 1.0, "2x2": 0.5, "3x3": 1.5, "4x4": 0.75}
+    rows = [
+        replace(first, kernel="k default", shape=shape, ratio_to_best=ratio, notes="")
+        for shape, ratio in told.items()
+    ]
+    rows[1] = replace(rows[1], kernel="other / greedy", notes="bursts; an earlier kernel")
+    monkeypatch.setattr(tables, "read_rows", lambda _: rows)
+    assert extremes("x.json", "", 2, 1) == (
+        "Lowest: other 2x2 (0.500, an earlier kernel), 4x4 (0.750); highest: 3x3 (1.500).\n"
+    )
+    assert extremes("x.json", "defaults", 0, 2) == "Highest: 3x3 (1.500), 1x1 (1.000).\n"
 
 
 def test_a_row_of_a_search_tells_of_every_launch() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
+from importlib import import_module
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.kernels.backward_case import backward_case, stored
+from tests.kernels.backward_case import backward_case
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
@@ -19,13 +20,14 @@ from warploom.codegen.compile.build import emitted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.attention.backward_config import BackwardConfig
-from warploom.kernels.attention.gradients import kernel
+from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.library import entry
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 
 Arrays = dict[str, NDArray[Any]]
 Edit = Callable[[str], str]
@@ -34,15 +36,19 @@ Edit = Callable[[str], str]
 @dataclass(frozen=True)
 class Case:
     """A program, its emitted kernel and data; a result further than `apart` from the
-    interpreter's is wrong. `stored`: how the kernel has arrays in memory, where not in order;
-    `counters` are no result."""
+    interpreter's is wrong. `counters` are no result."""
 
     program: t.Program
     source: CudaSource
     arrays: Arrays
     apart: float = 1e-3
-    stored: Callable[[Arrays], Arrays] = dict
     counters: tuple[str, ...] = ()
+    scale: float | None = None
+
+    @property
+    def scalars(self) -> dict[str, float] | None:
+        """What the program takes beside arrays."""
+        return None if self.scale is None else {"scale": self.scale}
 
 
 def gemm_case(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
@@ -78,7 +84,7 @@ def _backward(config: BackwardConfig) -> Case:
     program, policy, _ = kernel(config, "main")
     own = {array.name: arrays[array.name] for array in program.arrays}
     source = emitted(program, schedule_for(program, policy))
-    return Case(program, source, own, stored=partial(stored, config), counters=("turns",))
+    return Case(program, source, own, counters=("turns",))
 
 
 def _staged() -> Case:
@@ -128,6 +134,14 @@ def _threads() -> Case:
     return Case(program, emitted(program, schedule, "sm_90a"), arrays)
 
 
+def _recurrent(config: RecurrentConfig) -> Case:
+    """Heads that go through four chunks, the last one with eight rows; a block has two."""
+    program = recurrent(config)
+    source = emitted(program, schedule_for(program, default_policy(config)))
+    made: Any = import_module("tests.kernels.test_recurrent")
+    return Case(program, source, made.case(config, rows=200, heads=4), scale=0.1)
+
+
 ROWS = LaunchPlan(split="rows")
 TILE = (128, 64, 16)
 KINDS: dict[str, Callable[[], Case]] = {
@@ -154,6 +168,8 @@ KINDS: dict[str, Callable[[], Case]] = {
     ),
     "attention backward": lambda: _backward(BackwardConfig(causal=True, group=2)),
     "sums in turn": lambda: _backward(BackwardConfig(head_dim=64, causal=True, deterministic=True)),
+    "Mamba-2": lambda: _recurrent(RecurrentConfig("step", shared=True, final=True)),
+    "gated delta rule": lambda: _recurrent(RecurrentConfig("token", delta=True)),
     "threads only": _threads,
 }
 
@@ -184,6 +200,37 @@ def library() -> dict[str, Case]:
         mask = "causal" if causal else "full"
         found[f"attention {head} {mask} {choice.name}"] = Case(program, source, arrays, 2e-2)
     return found
+
+
+GRADIENTS: dict[str, dict[str, Any]] = {
+    **{f"{d} {mask}": {"head_dim": d, "causal": mask == "causal"}
+       for d in (64, 96, 128, 256) for mask in ("full", "causal")},
+    "128 causal, grouped": {"causal": True, "group": 2},
+    "128 causal, a window": {"causal": True, "window": 100},
+    "128 causal, a soft cap": {"causal": True, "softcap": 5.0},
+    "128 full, in turn": {"deterministic": True},
+    "128 causal, in turn": {"causal": True, "deterministic": True},
+    "64 causal, in turn": {"head_dim": 64, "causal": True, "deterministic": True},
+    "64 full, fp16": {"head_dim": 64, "dtype": t.FP16},
+    "192 causal, values of 128": {"head_dim": 192, "value_dim": 128, "causal": True},
+}  # fmt: skip
+
+
+def gradients() -> Iterator[tuple[str, Case]]:
+    """The kernels that a user gets for attention's gradients, on small arrays, by name."""
+    for name, settings in GRADIENTS.items():
+        config = fitted(BackwardConfig(**settings), 200, 300)
+        values, want = backward_case(config, 200, 300, heads=config.group)
+        values |= {"o": want["o"], "lse": want["lse"], "dq": np.full_like(want["dq"], np.nan)}
+        for part in parts(config):
+            program, policy, _ = kernel(config, part)
+            arrays = {array.name: values[array.name] for array in program.arrays}
+            if part == "finish":
+                shape = arrays["dq_sum"].shape
+                arrays["dq_sum"] = np.random.default_rng(0).standard_normal(shape)
+            source = emitted(program, schedule_for(program, policy), "sm_90a")
+            found = Case(program, source, arrays, 8e-3, counters=("turns",))
+            yield f"gradients {name}, {part}", found
 
 
 @cache

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate_launch import fit, power_probes
+from bench.calibrate_launch import NEAR, beside, fit, power_probes
 from warploom.machine import load
 
+OTHER = Path("bench/results/raw/launch-other-card-h200.json")
 RAW = Path("bench/results/raw/launch-h200.json")
 
 
 def test_the_machine_data_are_what_the_raw_figures_say() -> None:
     found, residuals = fit(json.loads(RAW.read_text()))
-    machine = load("h200")
+    machine, other = load("h200"), beside(json.loads(OTHER.read_text()), found)
+    assert machine.value("energy.matmul_fp16") == pytest.approx(other["fp16"], rel=0.01)
+    assert machine.value("energy.matmul_fp8") == pytest.approx(other["e4m3"], rel=0.01)
+    assert machine.value("l2.read_again") == pytest.approx(other["read_again"], rel=0.02)
     for ours, theirs in {
         "power.static": "static",
         "power.burst": "burst",
@@ -36,20 +40,20 @@ def test_the_machine_data_are_what_the_raw_figures_say() -> None:
 
 def test_energies_that_were_put_in_come_out() -> None:
     """Kernels of a made-up GPU: below its limit at 1980 MHz, at it at the clock that fits."""
-    true = {"matmul": 4000.0, "operands": 6.0, "narrow": 3000.0, "ffma": 200.0, "ex2": 300.0}
+    true = {"matmul": 4000.0, "operands": 6.0, "e4m3": 3000.0, "ffma": 200.0, "ex2": 300.0}
     true |= {"fmax": 250.0, "sts": 4.0, "copied": 20.0, "distinct": 10.0, "dram": 70.0}
     true["stored"] = 40.0
     bytes_of = {"operands": 32, "sts": 512} | dict.fromkeys(
         ("copied", "distinct", "dram", "stored"), 1024
     )
     rows = []
-    for probe in power_probes(132, 0):
+    for probe in power_probes(132, 0, lambda *_: b""):
         each = sum(
             count * true[name] * bytes_of.get(name, 1)
             for name, count in probe.events.items()
             if name in true
         )
-        cycles = probe.events.get("matmul", probe.events.get("narrow", 500.0)) or 500.0
+        cycles = probe.events.get("matmul", probe.events.get("e4m3", 500.0)) or 500.0
         blocks = probe.blocks or 132
         mhz = 1980.0
 
@@ -75,3 +79,31 @@ def test_energies_that_were_put_in_come_out() -> None:
     for name, value in true.items():
         assert found[name] == pytest.approx(value, rel=0.03), name
     assert max(map(abs, residuals.values())) < 1e-3
+
+
+def test_what_is_beside_a_known_kernel_is_told_on_any_card() -> None:
+    """A card that takes 4 % more for everything, and 9 W more at rest."""
+    known = {"matmul": 3000.0, "operands": 10.0, "exponent": 1.8}
+    near = NEAR[0].probe(lambda *_: b"", 0, 4, 0, 1024)
+    of_a_kib = {"from L2": 30.0, "from L2, shared by 12": 17.0}
+    share = near.events["distinct"] / near.events["copied"]
+    of_a_kib[near.name] = 17.0 + 13.0 * (share + 0.4 * (1.0 - share))
+    rows = [{"name": "asleep", "blocks": 132, "events": {}, "cycles": 9.0, "mhz": 1980.0}]
+    for probe in power_probes(132, 0, lambda *_: b""):
+        if probe.name in of_a_kib or probe.name == near.name:
+            each = 1e6 * of_a_kib[probe.name] * probe.events["copied"]
+            rows.append({"name": probe.name, "events": probe.events, "each": each})
+        elif probe.name in ("products_256", "products_256_fp16", "products_256_e4m3"):
+            kind = next(name for name in probe.events if name != "operands")
+            matmul = {"matmul": 3000.0, "fp16": 3600.0, "e4m3": 2700.0}[kind]
+            each = matmul * 2048 + 10.0 * 32 * probe.events["operands"]
+            rows.append({"name": probe.name, "events": probe.events, "each": each})
+    for row in rows:
+        each = 1.04e-12 * row.get("each", 0.0) * 132 / 1e5 * 1e6
+        at_most = min(1980.0, ((700.0 - 132.0) / each * 1980**1.8) ** (1 / 2.8)) if each else 1980.0
+        row |= {"blocks": 132, "cycles": 1e5, "mhz": at_most}
+        row["watts"] = 132.0 + each * at_most * (at_most / 1980) ** 1.8
+    found = beside({"limit": 700.0, "power": rows}, known)
+    assert found == pytest.approx({"fp16": 3600.0, "e4m3": 2700.0, "read_again": 0.4}, rel=1e-6)
+    rows[0]["watts"] = 160.0
+    assert beside({"limit": 700.0, "power": rows}, known)["fp16"] != pytest.approx(3600, rel=1e-3)

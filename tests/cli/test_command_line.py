@@ -91,6 +91,7 @@ WRONG = {
     "schedule none.json": "cannot read none.json",
     "schedule attention --json .": "cannot write .: it is a directory",
     "bench nothing": "benchmark 'nothing': expected one of",
+    "variants recurrent": "'recurrent' has no table of variants: expected gemm or attention",
     "sass show mine.py": "mine.py is not a cubin",
     "sass verify mine.py mine.py --alias zz": "sass verify: Invalid value for '--alias'",
     "tune none.cubin -o out": "cannot read none.cubin",

@@ -1,4 +1,4 @@
-"""Inverses of blocks on the diagonal, and products that are taken off a sum: the interpreter
+"""Inverses of unit lower triangular tiles, and products that are taken off a sum: the interpreter
 against float64, the emitted kernels against the interpreter."""
 
 import re
@@ -18,10 +18,11 @@ from warploom.errors import InputError
 from warploom.tile.ops import TAKEN_OFF
 
 SIZE = 64
+HALVES = 1e-3  # fp16 operands of the inverse
 
 
 def body(a, b, inverse, rest):
-    """The blocks of a b, and 2 a b - a c with c the columns of b in reverse."""
+    """The inverse of 1 + (a b below its diagonal), and 2 a b - a c with c: more columns of b."""
     whole = t.span(0, SIZE)
     for _ in t.loop(1):
         left, right = t.load(a, whole, whole), t.load(b, whole, whole)
@@ -51,10 +52,7 @@ def right(values):
     """In float64, by numpy's inverse."""
     a, b = (np.asarray(values[name], np.float64) for name in "ab")
     product = a @ b
-    inverse = np.zeros((SIZE, SIZE))
-    for i in range(0, SIZE, 16):
-        low = np.tril(product[i : i + 16, i : i + 16], -1)
-        inverse[i : i + 16, i : i + 16] = np.linalg.inv(np.eye(16) + low)
+    inverse = np.linalg.inv(np.eye(SIZE) + np.tril(product[:, :SIZE], -1))
     return {"inverse": inverse, "rest": 2 * product[:, :SIZE] - product[:, SIZE:]}
 
 
@@ -72,8 +70,8 @@ def test_the_emitted_kernel_does_what_the_program_says(arch):
     got = kept(emulate.run(library, 0, source, PROGRAM, values))
     ran = kept(simulate(block, values))
     for name, wanted in right(values).items():
-        assert distance(meant[name], wanted) < 1e-6
-        assert distance(got[name], meant[name]) < 1e-6
+        assert distance(meant[name], wanted) < (HALVES if name == "inverse" else 1e-6)
+        assert distance(got[name], meant[name]) < 1e-5  # one fp16 may be rounded the other way
         assert np.array_equal(ran[name], meant[name])
     # A planted fault: the diagonal is not part of L.
     assert distance(meant["inverse"], right(values)["inverse"] + np.eye(SIZE)) > 0.1
@@ -88,8 +86,8 @@ def test_a_product_taken_off_is_one_matmul():
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda x: t.lower_inverse(x.cast(t.BF16)), "expected fp32 and two axes of one length"),
-        (lambda x: t.lower_inverse(x.sub("n", 0, 32)), "expected fp32 and two axes of one length"),
+        (lambda x: t.lower_inverse(x.cast(t.BF16)), "expected fp32 and two axes of 64"),
+        (lambda x: t.lower_inverse(x.sub("n", 0, 32)), "expected fp32 and two axes of 64"),
         (lambda x: t.lower_inverse(x.T), "expected rows of register tiles"),
     ],
 )

@@ -211,12 +211,11 @@ def test_what_a_role_touches_is_what_its_program_says() -> None:
         for ring in block.rings
     }
     assert any(filled.values())
-    for role in block.roles:
-        effects = effects_of(block, role)
-        for name, tiles in filled.items():
-            readers = {
-                op.id
-                for op in program.ops()
-                if op.kind == "mma" and tiles & {v.name for v in op.srcs[:2]}
-            }
-            assert effects.readers[name] == readers
+    effects = effects_of(block)
+    for name, tiles in filled.items():
+        readers = {
+            op.id
+            for op in program.ops()
+            if op.kind == "mma" and tiles & {v.name for v in op.srcs[:2]}
+        }
+        assert effects.readers[name] == readers

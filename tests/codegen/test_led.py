@@ -151,6 +151,32 @@ def test_the_emitted_kernel_gives_it_and_its_barriers_are_needed():
         emulate.run(library, 1, bare, block.placement.program, inputs(130, 70), blocks=2)
 
 
+def test_with_two_slots_groups_meet_once_an_iteration():
+    block = lowered("overlapped", staged_slots=2)
+    text, twice = block_text(block), block_text(lowered("overlapped"))
+    for role in ("compute0", "compute1"):
+        once, again = (steps_of(one, role).count("Meet exp2_2") for one in (text, twice))
+        assert once >= 1 and again == 2 * once
+    source = emit(block)
+    taken = re.search(r"// Take cast.*\n +(\w+_turn \^= 4096;)", source.text)
+    assert taken is not None
+    late = replace(source, text=source.text.replace(taken[0], ""))
+    library = emulate.compile_all([source, late], None)
+    for seed, (m, n) in enumerate(((130, 200), (64, 0), (64, 33))):
+        arrays = inputs(m, n, seed)
+        want = t.interpret(program(), arrays)
+        got = simulate(block, arrays, seed=seed)
+        assert all(np.array_equal(got[x], want[x]) for x in ("o", "sums"))
+        got = emulate.run(library, 0, source, block.placement.program, arrays, blocks=2)
+        assert all(np.allclose(got[x], want[x], rtol=1e-6) for x in ("o", "sums"))
+    with pytest.raises(CheckFailed):
+        emulate.run(library, 1, late, block.placement.program, inputs(130, 200), blocks=2)
+    broken = parse_block(without(text, 0), program())
+    with pytest.raises(CheckFailed, match=r"before the groups have met|writes exp2_2"):
+        for seed in range(20):
+            simulate(broken, inputs(200, 130, seed), seed=seed)
+
+
 def test_what_does_not_fit_is_refused():
     def scheduled(made, one):
         return lower(made, schedule_for(made, one))

@@ -1,6 +1,7 @@
 """8-bit operands that warps of the loading group turn: loaded row-major, read with the contracted
 axis last and in the order of quads."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
@@ -164,6 +166,62 @@ def test_the_emulated_machine_finds_planted_faults(emulated, name):
     except Fault:
         return
     assert found.tobytes() != turned.tobytes()
+
+
+def read_and_turned():
+    """Products with a tile, times that tile: matmuls read it as it is and turned."""
+
+    def body(q, k, o):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        rows, every = t.span(i * 64, 64), t.span(0, 64)
+        queries, acc = t.load(q, rows, every), t.zeros(m=64, e=64)
+        for j in t.loop(t.cdiv(t.size("n"), 64)):
+            keys = t.load(k, t.span(j * 64, 64), every)
+            scores = queries @ keys
+            weights = scores.quad_order("n").cast(E4M3)
+            acc += weights @ keys.rename("d", "e").T.quad_order("n")
+        t.store(o, rows, every, tile=acc)
+
+    arrays = {"q": t.array(E4M3, "m d"), "k": t.array(E4M3, "n d"), "o": t.array(t.FP32, "m e")}
+    program = t.trace(body, arrays, name="twice")
+    return program, schedule_for(program, Policy("overlapped", PLAIN, 1, 2, {"k": 3}))
+
+
+def rows_and_keys(rows, keys, seed=0):
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for name, count in (("q", rows), ("k", keys)):  # few numbers, whose products 8 bits hold
+        some = rng.integers(0, 4, (count, 64)) == 0
+        arrays[name] = np.where(some, rng.choice([-1.0, 1.0], (count, 64)), 0.0)
+    return arrays | {"o": np.zeros((rows, 64))}
+
+
+def test_a_slot_may_be_read_by_matmuls_and_turned():
+    program, schedule = read_and_turned()
+    block = lower(program, schedule, verified)
+    assert parse_block(block_text(block), program) == block
+    source = emit(block)
+    count = re.search(r"barrier_init\(k_empty \+ s \* 8, 7\);", source.text)
+    assert count is not None  # three warps that turn, and those of the group
+    alone = replace(source, text=source.text.replace(count[0], count[0].replace("7", "4")))
+    library = Library([source, alone])
+    for seed, (rows, keys) in enumerate(((100, 300), (64, 0), (1, 65))):
+        arrays = rows_and_keys(rows, keys, seed)
+        want = interpret(program, arrays)["o"]
+        assert np.array_equal(want, (arrays["q"] @ arrays["k"].T) @ arrays["k"])
+        assert np.array_equal(simulate(block, arrays, seed=seed)["o"], want)
+        assert np.array_equal(library.run(0, program, arrays)["o"], want)
+    with pytest.raises(Fault):
+        library.run(1, program, rows_and_keys(100, 600))
+
+
+@pytest.mark.parametrize("role", ["role transpose", "role compute0"])
+def test_who_keeps_a_slot_that_others_give_back_is_found(role):
+    program, schedule = read_and_turned()
+    head, found, tail = block_text(lower(program, schedule)).partition(role)
+    broken = head + found + re.sub(r" +Release k\n", "", tail, count=1)
+    with pytest.raises(CheckFailed):
+        verified(list(PASSES)[-1], parse_block(broken, program))
 
 
 def test_a_replay_waits_for_the_warps_that_turn(monkeypatch):

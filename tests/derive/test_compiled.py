@@ -9,7 +9,7 @@ import pytest
 
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import emitted
-from warploom.derive.derive import Derivation, derive
+from warploom.derive.derive import Derivation, derive_on
 from warploom.derive.formula.frontend import build, reduce, softmax, tensor
 from warploom.derive.formula.library import formula
 from warploom.derive.lower.lower import check, programs
@@ -38,7 +38,7 @@ SMALLER = {"latent": 0.75}
 def made(name: str) -> Derivation:
     known, sizes = CASES[name]
     diagram = formula(known).resized(sizes)
-    return derive(diagram, gpu_name="h200", dtype="bf16", streams=1, share=SMALLER.get(name, 1.0))
+    return derive_on(diagram, "h200", "bf16", streams=1, share=SMALLER.get(name, 1.0))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,7 +68,7 @@ def test_a_mean_over_a_padded_axis_divides_by_its_length() -> None:
     product = x @ w
     centred = product - reduce("mean", product, "n")
     diagram = build("centred", softmax(centred, "n"), {"m": 64, "k": 64, "n": 37})
-    found = derive(diagram, gpu_name="h200", dtype="bf16", streams=1)
+    found = derive_on(diagram, "h200", "bf16", streams=1)
     assert any("n" in padded(kernel).padded for kernel in found.kernels)
     assert check(diagram, found.kernels, "bf16", traced=padded) < 8e-3
 

@@ -11,7 +11,7 @@ import pytest
 from warploom import tile as tl
 from warploom.derive.bounds.bounds import BoundBroken
 from warploom.derive.bounds.bounds import check as check_bound
-from warploom.derive.derive import PAIRS, by_hand, derive
+from warploom.derive.derive import PAIRS, by_hand, derive, derive_on
 from warploom.derive.execute import run_kernels
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
 from warploom.derive.formula.frontend import Expr, apply, build, const, contract, tensor
@@ -175,7 +175,7 @@ def gated(axes: str, gate: Any = None, sizes: dict[str, int] | None = None) -> D
 
 def interpreted(diagram: Diagram, arrays: dict[str, Any]) -> float:
     """The error of a derivation's tile program in bf16, run by the interpreter in fp32."""
-    found = derive(diagram, gpu_name="h200", dtype="bf16", streams=1)
+    found = derive_on(diagram, "h200", "bf16", streams=1)
     (kernel,) = found.kernels
     assert kernel.tile["s_t"] == 64 and found.lemmas == (PAIRS,)
     (program,) = programs(kernel)
@@ -241,7 +241,7 @@ def test_a_gate_of_values_goes_step_by_step() -> None:
 
 def test_traffic_meets_the_proven_bound_and_less_is_refused() -> None:
     sizes = {"t": 4096, "h": 16, "d": 64, "e": 64}
-    found = derive(gated("t h", sizes=sizes), gpu_name="h200", dtype="bf16", streams=1)
+    found = derive_on(gated("t h", sizes=sizes), "h200", "bf16", streams=1)
     assert found.percent_of_bound == pytest.approx(100.0)
     error, moved = found.verify()
     small = found.shrunk()

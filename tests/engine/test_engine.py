@@ -26,6 +26,7 @@ from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_for
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import program_key
+from warploom.codegen.passes.lower import lower
 from warploom.engine.candidates import Candidates
 from warploom.engine.estimate import Estimate
 from warploom.engine.explored import Explored, Found
@@ -39,7 +40,7 @@ from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.machine import load
 from warploom.perf.launch_time import WAVES, Launch, LaunchTime, _makespan, why_slower
-from warploom.perf.replay import Ends, Prediction, Replay
+from warploom.perf.replay import Ends, Prediction, Replay, matmul_of
 
 FILE = "examples/textbook_attention.py:kernel"
 SIZES = {"batch": 4, "heads": 16, "rows": 4096, "keys": 4096, "d": 128}
@@ -431,14 +432,15 @@ def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     events = {"matmul": 1024.0, "operands": 80e3, "instruction": 100.0, "copy": 40e3}
     short = launch.time(replayed(cycles, Ends(), events))
     assert short.mhz < 1830
-    # What the whole launch takes at that clock, added up here in joules.
-    steps, loaded = 64 * 32 * 128, 2 * 64 * (128 + 256)
-    apart = sum(
-        share * size
-        for share, size in zip(launch.apart.values(), (2 * 64 * 128, 2 * 64 * 256), strict=True)
+    # What the whole launch takes at that clock, added up here in joules. A pair of blocks asks L2
+    # for its 256 columns of b once.
+    steps, asked = 64 * 32 * 128, (2 * 64 * 128, 2 * 64 * 256 // 2)
+    again = machine.value("l2.read_again")
+    read = sum(
+        size * (apart + again * (1.0 - apart))
+        for size, apart in zip(asked, launch.apart.values(), strict=True)
     )
-    assert loaded == 49152
-    on_chip = steps * (3145 * 1024 + 10.5 * 80e3 + 278 * 100 + 16.9 * 40e3 + apart * (29.5 - 16.9))
+    on_chip = steps * (3145 * 1024 + 10.5 * 80e3 + 278 * 100 + 16.9 * 40e3 + read * (29.5 - 16.9))
     on_chip += 8192 * 8192 * 2 * 35
     far = launch.traffic * 84
     joules = 1e-12 * (on_chip * (short.mhz / 1980) ** 1.8 + far)
@@ -446,6 +448,29 @@ def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     alone = replace(launch, limit="power.limit").time(replayed(cycles, Ends(), events))
     joules = 1e-12 * (on_chip * (alone.mhz / 1980) ** 1.8 + far)
     assert 123 + joules / (alone.microseconds * 1e-6) == pytest.approx(700, rel=0.01)
+
+
+def test_the_energy_of_a_launch_goes_with_what_it_multiplies_and_asks_l2_for() -> None:
+    sizes = {"m": 8192, "n": 8192, "k": 8192}
+    pairs, alone = gemm(sizes), gemm(sizes, cluster=("", 1))
+
+    def clock(launch: Launch, matmul: str) -> float:
+        events = {matmul: 1024.0, "operands": 80e3, "copy": 48e3}
+        return launch.time(replayed(1030.0, Ends(), events)).mhz
+
+    assert clock(alone, "matmul") < clock(pairs, "matmul")
+    assert clock(pairs, "matmul_fp16") < clock(pairs, "matmul")
+    assert clock(pairs, "matmul_fp8") < clock(pairs, "matmul")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matmul"), [("bf16", "matmul"), ("fp16", "matmul_fp16"), ("e4m3", "matmul_fp8")]
+)
+def test_a_replay_tells_what_a_loop_multiplies(dtype, matmul) -> None:
+    space = Space("gemm", {"dtype": dtype, "out": "bf16"})
+    selected = space.selected(Point((("tile", "64,64"),), (), "inflight"), "h200")
+    block = lower(selected.program, selected.schedule)
+    assert matmul_of(block, selected.program.loops()[0].index) == matmul
 
 
 def test_a_point_is_never_predicted_below_its_bound(space) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,8 @@ def test_the_folder_holds_the_whole_path(tmp_path):
         assert part in text
     assert f"relative error {found.check.errors['c']:.2e}" in text and found.check.errors["c"] > 0
     assert "gemm on h200 in bf16" in text, "the derivation is of what was built"
+    (time,) = re.findall(r"predicted: ([\d.]+) us \(m \d+, k \d+, n \d+\), ", result["headline"])
+    assert f">{time}<" in text and "of the limit (" in result["headline"]
     assert said[0].endswith("gemm for h200")
 
 

@@ -22,7 +22,7 @@ from tests.codegen.random_program import random_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
-from tests.kernels.backward_case import backward_case, stored
+from tests.kernels.backward_case import backward_case
 
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import Policy, schedule_for
@@ -33,12 +33,23 @@ from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel as gradient_kernel
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
+from warploom.kernels.convolution.config import ConvolutionConfig
+from warploom.kernels.convolution.program import default_policy as convolution_policy
+from warploom.kernels.convolution.program import long_convolution
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
-from warploom.kernels.recurrent import hedgehog
+from warploom.kernels.recurrent import hedgehog, solved
+from warploom.kernels.recurrent.backward import (
+    ALLOW,
+    backward_policy,
+    parts_of,
+    recurrent_backward,
+)
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
+from warploom.kernels.rows.choose import row_kernel, scaled_kernel, sums_kernel
+from warploom.kernels.rows.program import RowConfig
 from warploom.kernels.tuned.variant import Variant
-from warploom.tile import BF16, FP16, Program, interpret
+from warploom.tile import BF16, FP16, INT32, Program, interpret
 
 Values = dict[str, NDArray[Any]]
 
@@ -56,6 +67,7 @@ class Case:
     allow: tuple[str, ...] = ()
     family: str = ""
     edit: tuple[str, str] | None = None  # a text of the emitted code and what it becomes
+    counters: tuple[str, ...] = ()  # arrays that are no result
 
     def built(self) -> Built:
         """The compiled kernel."""
@@ -71,7 +83,8 @@ class Case:
         """Run it: the relative error of every array; infinite where other elements are finite."""
         got = run_on_gpu(self.program, self.built(), self.arrays, self.scalars)
         want = interpret(self.program, self.arrays, self.scalars)
-        return {name: distance(got[name], want[name]) for name in want}
+        results = [name for name in want if name not in self.counters]
+        return {name: distance(got[name], want[name]) for name in results}
 
 
 def distance(got: NDArray[Any], want: NDArray[Any]) -> float:
@@ -139,20 +152,6 @@ def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings:
     return Case(program, choice.schedule(config), arrays, allow=choice.allow, family="attention")
 
 
-@dataclass(frozen=True)
-class Gradients(Case):
-    """A kernel of attention's gradients. `arrays` are in order; what the kernels leave one another
-    lies in memory as registers hold it."""
-
-    config: BackwardConfig = field(default_factory=BackwardConfig)
-
-    def errors(self) -> dict[str, float]:
-        """The same; counters of turns are no result."""
-        want = stored(self.config, interpret(self.program, self.arrays))
-        got = run_on_gpu(self.program, self.built(), stored(self.config, dict(self.arrays)))
-        return {name: distance(got[name], want[name]) for name in want if name != "turns"}
-
-
 def gradients(part: str, rows: int, keys: int, heads: int = 2, **settings: Any) -> Case:
     """One of the kernels of a backward pass, as it is chosen for so many rows and keys."""
     config = fitted(BackwardConfig(**settings), rows, keys)
@@ -165,9 +164,8 @@ def gradients(part: str, rows: int, keys: int, heads: int = 2, **settings: Any) 
         values["dq_sum"] = np.random.default_rng(0).standard_normal(values["dq_sum"].shape)
     arrays: Values = {array.name: values[array.name] for array in program.arrays}
     schedule = schedule_for(program, policy)
-    return Gradients(
-        program, schedule, arrays, allow=allow, family="attention backward", config=config
-    )
+    return Case(program, schedule, arrays, allow=allow, family="attention backward",
+                counters=("turns",))  # fmt: skip
 
 
 def simt_case(name: str) -> Case:
@@ -258,11 +256,93 @@ def recurrence(name: str) -> Case:
     return Case(program, schedule, arrays, {"scale": 0.1}, family="recurrent")
 
 
+def row_operation(op: str, columns: int, *options: str) -> Case:
+    """Some rows of a row operation, with the plan that its length gets."""
+    program, schedule, rows = row_kernel(RowConfig(op, columns, options=frozenset(options)))
+    random, values = np.random.default_rng(columns), dict[str, NDArray[Any]]()
+    sizes = {"m": 2 * rows + 1, "n": columns, "words": 2, "seeds": 2, "parts": 2}
+    for one in program.arrays:
+        shape = [sizes[dim] for dim in one.dims]
+        whole = one.dtype is INT32
+        drawn_ = random.integers(0, columns, shape) if whole else random.normal(size=shape)
+        values[one.name] = drawn_ if one.name != "rstd" else abs(drawn_)
+    if "target" in values:
+        values["target"][0] = -100
+    scalars = {var.name: {"eps": 1e-6, "p": 0.3}[var.name] for var in program.scalars}
+    bound = 0.05 if "y" in values and "scale" in values else 8e-3
+    return Case(program, schedule, values, scalars, bound, family="rows")
+
+
+def beside_rows(made: tuple[Program, Any], **sizes: int) -> Case:
+    """What row operations end with: sums of parts, and products in place."""
+    program, schedule = made
+    shapes = {one.name: [sizes[dim] for dim in one.dims] for one in program.arrays}
+    random = np.random.default_rng(7)
+    values: Values = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    values |= {name: np.ones(shapes[name]) for name in ("changes",) if name in shapes}
+    return Case(program, schedule, values, family="rows")
+
+
+def convolution(config: ConvolutionConfig) -> Case:
+    """Long convolution of three sequences of two tiles of heads."""
+    made = import_module("tests.kernels.test_convolution")
+    program = long_convolution(config)
+    schedule = schedule_for(program, convolution_policy(config))
+    return Case(program, schedule, made.case(config)[0], bound=1e-3, family="convolution")
+
+
+ROWS = {
+    "held": ("rmsnorm", 8192),
+    "several-a-task": ("softmax", 1024),
+    "staged": ("layernorm", 16384),
+    "cluster": ("softmax", 65536),
+    "cluster-of-8": ("rmsnorm", 131072),
+    "picked": ("cross_entropy", 32000),
+    "in-place": ("cross_entropy_both", 4096),
+    "odd": ("layernorm_backward", 1001, "bias"),
+    "again": ("rmsnorm_backward", 16384, "residual"),
+    "again-in-a-cluster": ("rmsnorm_backward", 32768),
+    "fp8": ("rmsnorm", 4096, "fp8", "residual"),
+    "dropout": ("layernorm", 4096, "dropout", "residual"),
+    "gates": ("gated_backward", 14336),
+}
+
+
+def recurrence_in_two(name: str, number: int) -> Case:
+    """One of the two kernels of a delta rule, the second one with what the first leaves."""
+    made = import_module("tests.kernels.test_recurrent_solved")
+    config, scale = made.CASES[name], {"scale": 0.5}
+    both, values = list(solved.kernels(config)), made.inputs(config)
+    for program, _ in both[:number]:
+        values |= interpret(program, made.of(program, values), scale)
+    program, policy = both[number]
+    return Case(program, schedule_for(program, policy), made.of(program, values), scale,
+                allow=solved.FEW, family="recurrent")  # fmt: skip
+
+
+def recurrence_backward(name: str, part: str) -> Case:
+    """One of the kernels of a recurrence's backward pass."""
+    inputs = import_module("tests.kernels.recurrent_backward_case")
+    config = import_module("tests.kernels.test_recurrent_backward").CASES[name]
+    values, _ = inputs.backward_case(config)
+    if part != parts_of(config)[0]:
+        values |= inputs.interpreted(config, values)
+    program, policy = recurrent_backward(config, part), backward_policy(config, part)
+    arrays = inputs.of_part(config, values, part)
+    return Case(program, schedule_for(program, policy), arrays, {"scale": inputs.SCALE},
+                allow=ALLOW, family="recurrent")  # fmt: skip
+
+
 RECURRENCES = {
     "mamba2": RecurrentConfig("step", softplus=True, skip=True, final=True),
     "gla": RecurrentConfig("channel", gates=BF16, initial=True),
     "gated-delta": RecurrentConfig("token", delta=True, final=True),
     "based": RecurrentConfig("none", taylor=True, key_dim=16),
+}
+RECURRENT_GRADIENTS = {
+    "mamba": ("rows",),
+    "gla": ("keys", "queries"),
+    "gated-delta": ("values", "rest"),
 }
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
@@ -349,6 +429,20 @@ CASES: dict[str, Callable[[], Case]] = {
         f"recurrent-{name}": lambda name=name: recurrence(name)
         for name in (*RECURRENCES, "hedgehog")
     },
+    **{
+        f"recurrent-{name}-{kernel}": lambda name=name, number=number: (
+            recurrence_in_two(name, number)
+        )
+        for name in ("gated-delta", "kda")
+        for number, kernel in enumerate(("solve", "chunks"))
+    },
+    **{
+        f"recurrent-backward-{name}-{part}": lambda name=name, part=part: (
+            recurrence_backward(name, part)
+        )
+        for name, parts in RECURRENT_GRADIENTS.items()
+        for part in parts
+    },
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
     "exchange-mma": lambda: exchange("sm_90", 1),
@@ -359,6 +453,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "sm80-gemm-no-depth": lambda: copied_gemm("130x72x0"),
     "sm80-attention": lambda: copied_attention(rows="200", keys="300", causal="true", lse="true"),
     **{f"simt-{name}": lambda name=name: simt_case(name) for name in SIMT_PROGRAMS},
+    **{f"rows-{name}": lambda one=one: row_operation(*one) for name, one in ROWS.items()},
+    "rows-sums": lambda: beside_rows(sums_kernel(BF16), parts=70, n=264),
+    "rows-scaled": lambda: beside_rows(scaled_kernel(BF16), n=9000, one=1, parts=2),
+    "convolution": lambda: convolution(ConvolutionConfig(1024, pairs=2)),
+    "convolution-around": lambda: convolution(ConvolutionConfig(4096, causal=False, pairs=2)),
+    "convolution-blocks": lambda: convolution(ConvolutionConfig(pairs=1, blocks=True)),
 }  # fmt: skip
 
 

@@ -59,6 +59,7 @@ class Recorder:
         torch.cuda.Stream = torch.cuda.CUDAGraph = lambda *_: quiet
         torch.cuda.current_stream = lambda *_: quiet
         torch.cuda._sleep = lambda _: None
+        torch.cuda.is_current_stream_capturing = lambda: False
         torch.cuda.graph = torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
         for module in (build, solve, chosen):
             for name in ("read_kept", "keep"):

@@ -32,8 +32,8 @@ def error(found, right):
 @pytest.mark.parametrize("batch, heads", [(1, 1), (5, 7), (16, 64)])
 @pytest.mark.parametrize(
     "taps, causal",
-    [(1, True), (256, True), (700, True), (2048, True), (512, False), (1024, False),
-     (2048, False), (4096, False)],
+    [(1, True), (256, True), (700, True), (2048, True), (2049, True), (8192, True), (16384, True),
+     (512, False), (1024, False), (2048, False), (4096, False)],
 )  # fmt: skip
 def test_every_length_is_right(batch, heads, taps, causal):
     x, kernel = case(batch, heads, taps)
@@ -64,7 +64,7 @@ def test_compiled_and_in_a_graph():
     assert error(y, exact(x, kernel, True)) < BOUND
 
 
-@pytest.mark.parametrize("taps, causal", [(700, True), (2048, True), (1024, False)])
+@pytest.mark.parametrize("taps, causal", [(700, True), (2048, True), (5000, True), (1024, False)])
 def test_gradients_are_those_of_a_transform_in_float64(taps, causal):
     x, kernel = (one.requires_grad_() for one in case(5, 7, taps))
     dy = torch.randn_like(x)

@@ -140,6 +140,16 @@ def test_a_loss_of_a_product_and_its_gradients(count, classes, chunk):
         assert close(fused.linear_cross_entropy(x, weight, target, chunk=chunk), want, 2e-3)
 
 
+@pytest.mark.parametrize("count", [8, 5000, 1 << 24, 999])
+def test_scaling_in_place_reads_nothing_where_it_changes_nothing(count):
+    x = torch.randn(count, device="cuda").bfloat16()
+    want, by = (x.float() * 0.3).bfloat16(), torch.tensor(0.3, device="cuda")
+    rows.scale_in_place(x, by)
+    assert torch.equal(x, want)
+    rows.scale_in_place(x, torch.ones((), device="cuda"))
+    assert torch.equal(x, want)
+
+
 def test_a_loss_of_a_product_compiles():
     x, weight = leaf(300, 512), leaf(1000, 512)
     target = torch.randint(0, 1000, (300,), device="cuda")

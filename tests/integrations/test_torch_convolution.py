@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from warploom.errors import InputError
-from warploom.kernels.convolution.config import ConvolutionConfig
+from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import spectrum
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,9 @@ def make(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, device="meta", dtype=dtype)
 
 
-@pytest.mark.parametrize("taps, causal", [(1, True), (1000, True), (2048, True), (4096, False)])
+@pytest.mark.parametrize(
+    "taps, causal", [(1, True), (1000, True), (2048, True), (5000, True), (4096, False)]
+)
 def test_results_are_like_x(taps, causal):
     x, kernel = make(2, 6, taps), make(6, taps, dtype=torch.float32)
     for given in (kernel, kernel[:, : taps // 2 + 1], ops.kernel_spectrum(kernel, taps, causal)):
@@ -47,12 +49,26 @@ def test_the_spectrum_is_that_of_the_matrices():
 
 def test_the_gradient_of_a_spectrum_is_that_of_autograd():
     x, dy = (torch.randn(3, 2, 100, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
-    parts = [torch.randn(2, 256).requires_grad_() for _ in range(2)]
-    wide = torch.fft.fft(x, n=256) * torch.complex(*parts)
+    parts = [torch.randn(2, 512).requires_grad_() for _ in range(2)]
+    wide = torch.fft.fft(x, n=512) * torch.complex(*parts)
     want = torch.autograd.grad(torch.fft.ifft(wide).real[..., :100], parts, dy)
-    found = ops.spectrum_gradient(x, dy, 256)
+    found = ops.spectrum_gradient(x, dy, ConvolutionConfig(512))
     for one, other in zip((found.real, found.imag), want, strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-5
+
+
+def test_the_gradient_of_windows_of_a_kernel_is_that_of_the_kernel():
+    config, taps = ops.convolution_config(5000, True), 5000
+    draw = torch.Generator().manual_seed(3)
+    x, dy = (torch.randn(2, 2, taps, generator=draw) for _ in range(2))
+    kernel = torch.randn(2, taps, generator=draw).requires_grad_()
+    bands = ops.kernel_spectrum(kernel, taps)
+    assert bands[0].shape == (2 * 3 * COLUMNS, COLUMNS)
+    found = ops._bands(ops.spectrum_gradient(x, dy, config), config)
+    found = torch.autograd.grad(bands, kernel, [one.bfloat16() for one in found])[0]
+    wide = torch.fft.rfft(kernel, n=2 * taps) * torch.fft.rfft(x, n=2 * taps)
+    want = torch.autograd.grad(torch.fft.irfft(wide)[..., :taps], kernel, dy)[0]
+    assert float((found - want).norm() / want.norm()) < 8e-3
 
 
 def test_gradients_are_like_their_tensors():
@@ -66,7 +82,7 @@ def test_gradients_are_like_their_tensors():
 @pytest.mark.parametrize(
     "x, kernel, causal, said",
     [
-        (make(2, 6, 2049), make(6, 10), True, "of 2049 elements: expected 1 to 2048"),
+        (make(2, 6, 16385), make(6, 10), True, "of 16385 elements: expected 1 to 16384"),
         (make(2, 6, 1000), make(6, 10), False, "length=1000: expected one of 512"),
         (make(2, 6, 100), make(6, 101), True, "kernel is [6, 101], expected [heads, up to 100]"),
         (make(2, 6, 100), make(5, 100), True, "kernel_re is [40, 64], expected [48, 64]"),

@@ -8,6 +8,7 @@ from warploom.errors import InputError
 
 torch = pytest.importorskip("torch")
 ops = pytest.importorskip("warploom.integrations.torch_hedgehog")
+PARTS = "window", "linear"
 
 
 def given(**changes):
@@ -20,11 +21,17 @@ def given(**changes):
     return whole | {"window": row, "linear": row} | changes
 
 
+def call(**changes):
+    x = given(**changes)
+    maps, factors = ([x.pop(name) for name in two] for two in (("q_map", "k_map"), PARTS))
+    return ops.hedgehog(**x, maps=maps, factors=factors)
+
+
 def test_the_result_is_like_v_and_has_no_gradient():
     x = given()
-    assert ops.hedgehog(**x).shape == x["v"].shape
+    assert call().shape == x["v"].shape
     with pytest.raises(NotImplementedError, match="hedgehog"):
-        ops.hedgehog(**given(v=x["v"].requires_grad_())).sum().backward()
+        call(v=x["v"].requires_grad_()).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -39,4 +46,4 @@ def test_the_result_is_like_v_and_has_no_gradient():
 )  # fmt: skip
 def test_other_tensors_are_refused(changes, said):
     with pytest.raises(InputError, match=re.escape(said)):
-        ops.hedgehog(**given(**changes))
+        call(**changes)

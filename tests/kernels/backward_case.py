@@ -59,40 +59,6 @@ def summed(config: BackwardConfig, sums: NDArray[Any], rows: int) -> NDArray[Any
     return config.factor * sums[:, :, :rows, : config.head_dim]
 
 
-def from_fragments(sums: NDArray[Any]) -> NDArray[Any]:
-    """The last two dimensions of an array in fragments, in order: warp by warp 16 rows, a thread's
-    two columns and the two 8 rows below."""
-    *lead, rows, cols = sums.shape
-    # part, 8 columns, warp, row of 8, pair of columns, upper or lower, column
-    parts = sums.reshape(*lead, rows // 64, cols // 8, 4, 8, 4, 2, 2)
-    n = len(lead)
-    axes = [*range(n), *(n + k for k in (0, 2, 5, 3, 1, 4, 6))]
-    return parts.transpose(axes).reshape(sums.shape)
-
-
-def in_fragments(sums: NDArray[Any]) -> NDArray[Any]:
-    """What `from_fragments` puts in order."""
-    *lead, rows, cols = sums.shape
-    parts = sums.reshape(*lead, rows // 64, 4, 2, 8, cols // 8, 4, 2)
-    n = len(lead)
-    axes = [*range(n), *(n + k for k in (0, 4, 1, 3, 5, 2, 6))]
-    return np.ascontiguousarray(parts.transpose(axes)).reshape(sums.shape)
-
-
-def stored(config: BackwardConfig, values: Values) -> Values:
-    """The arrays as emitted code has them in memory: sums as registers hold them, and of 16 rows of
-    a vector those of a thread of a quad together."""
-    if not config.fragments:
-        return values
-    found = dict(values)
-    for name in {"base", "delta"} & values.keys():
-        parts = values[name].reshape(*values[name].shape[:-1], -1, 2, 4, 2)
-        found[name] = np.ascontiguousarray(parts.swapaxes(-3, -2)).reshape(values[name].shape)
-    if "dq_sum" in values:
-        found["dq_sum"] = in_fragments(values["dq_sum"])
-    return found
-
-
 def backward_case(
     config: BackwardConfig, rows: int, keys: int, batch: int = 1, heads: int = 1, seed: int = 0
 ) -> tuple[Values, Values]:

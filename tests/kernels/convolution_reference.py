@@ -13,7 +13,7 @@ Wide = NDArray[np.float64]
 def reference(config: ConvolutionConfig, x: NDArray[np.floating], kernel: Wide) -> Wide:
     """y[n] = sum over m of kernel[m] x[n - m], where x is 0 before its begin (`causal`) or comes
     round. `x: [batch, heads, taps]`, `kernel: [heads, taps]`; summed term by term."""
-    taps = config.taps
+    taps = x.shape[-1]
     wide = np.asarray(x, np.float64)
     before = np.zeros_like(wide) if config.causal else wide
     both = np.concatenate([before, wide], axis=-1)

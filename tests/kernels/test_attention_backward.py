@@ -10,9 +10,7 @@ from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.kernels.backward_case import (
     backward_case,
-    from_fragments,
     gradients,
-    stored,
     summed,
 )
 from tests.lowering import lowered
@@ -78,12 +76,6 @@ def planned(case, **changes):
     """The case under another launch plan."""
     program, schedule, *rest = case
     return program, replace(schedule, launch=schedule.launch.with_options(**changes)), *rest
-
-
-def emitted_right(config, got, want):
-    """The same of what emitted code leaves, whose sums are in fragments."""
-    sums = got["dq_sum"] if config.transposed else from_fragments(got["dq_sum"])
-    return right(config, got | {"dq_sum": sums}, want)
 
 
 def right(config, got, want):
@@ -157,9 +149,8 @@ def test_the_emitted_code_gives_the_gradients(kernels, number):
     library, made, sources = kernels
     program, _, values, want, config = made[number]
     for seed in range(2 if config.deterministic else 1):  # turns depend on who comes first
-        given = stored(config, values)
-        got = emulate.run(library, number, sources[number], program, given, seed=seed)
-        assert emitted_right(config, got, want)
+        got = emulate.run(library, number, sources[number], program, values, seed=seed)
+        assert right(config, got, want)
 
 
 # fault -> (pattern, which of how many in turn)
@@ -189,7 +180,7 @@ def test_what_is_left_out_is_noticed(kernels, case, fault):
     _, made, sources = kernels
     place = list(CASES).index(case)
     program, _, values, want, config = made[place]
-    source, values = sources[place], stored(config, values)
+    source = sources[place]
     body = source.text.index('extern "C"')
     pattern, (which, turns) = (FAULTS if case == "full" else TURNING)[fault]
     number = count()
@@ -204,7 +195,7 @@ def test_what_is_left_out_is_noticed(kernels, case, fault):
             got = emulate.run(library, 0, broken, program, values, seed=seed)
         except emulate.Fault:
             return
-        if not emitted_right(config, got, want):
+        if not right(config, got, want):
             return
     raise AssertionError("8 interleavings did not notice")
 
@@ -227,7 +218,7 @@ def test_the_simulator_notices_a_meeting_left_out():
 
 @pytest.mark.parametrize("plan", [{"store": "direct"}, {"store_panels": 1}])
 def test_stores_that_no_warp_can_copy_are_refused(plan):
-    program, schedule, *_ = planned(main_case("full"), store_warps=True, **plan)
+    program, schedule, *_ = planned(main_case("causal"), store_warps=True, **plan)
     with pytest.raises(InputError, match="a store through panels of its own, each with a slot"):
         emit(lower(program, schedule))
 
@@ -256,7 +247,7 @@ def test_sums_added_in_turn_have_the_same_bits():
 def test_older_gpus_have_no_warps_that_copy():
     program, schedule, *_ = main_case("fp16")
     options = {"store": "direct", "store_warps": False, "staged_slots": 1}
-    options["fence_at_meeting"] = False
+    options |= {"fence_at_meeting": False, "in_turn": False}
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):
         emit_sm80(lowered(program, Policy("multistage", plan, groups=2)))
@@ -272,7 +263,7 @@ def test_vectors_are_left_in_fragments(rows):
     arrays |= {x: np.full_like(values[x], np.nan) for x in ("base", "delta", "dq_sum")}
     library = emulate.compile_all([source], None)
     got = emulate.run(library, 0, source, program, arrays)
-    expected = stored(config, t.interpret(program, arrays))
+    expected = t.interpret(program, arrays)
     for name in ("base", "delta"):
         assert np.abs(got[name] - expected[name]).max() < 1e-3
 
@@ -286,7 +277,7 @@ def test_sums_in_fragments_are_read_in_order():
     sums = np.random.default_rng(0).standard_normal(values["dq_sum"].shape).astype(np.float32)
     arrays = {"dq_sum": sums, "dq": np.full(want["dq"].shape, np.nan)}
     got = emulate.run(library, 0, source, program, arrays)["dq"]
-    assert close(got, summed(config, from_fragments(sums), 100))
+    assert close(got, summed(config, sums, 100))
 
 
 def test_sums_in_fragments_do_not_run_ahead():

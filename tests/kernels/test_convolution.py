@@ -14,24 +14,28 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.errors import InputError
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
-from warploom.kernels.convolution.matrices import matrices, spectrum
+from warploom.kernels.convolution.matrices import matrices, spectrum, windows
 from warploom.kernels.convolution.program import default_policy, long_convolution
 
 CASES = [
     ConvolutionConfig(length, causal, pairs=2)
     for length, causal in ((512, True), (1024, False), (4096, True), (4096, False))
 ]
+BLOCKS = ConvolutionConfig(pairs=1, blocks=True)
+CASES.append(BLOCKS)
 ROUNDING = 8e-3  # of matrices, factors and what lies between, to bf16
 
 
 def case(config, batch=3, seed=1):
     """(arrays, x, kernel): two tiles of heads, batches that make no pair."""
-    random, taps = np.random.default_rng(seed), config.taps
+    blocks = 2 if config.blocks else 1
+    random, taps = np.random.default_rng(seed), blocks * config.taps
     heads = 2 * config.heads
     x = t.round_to(t.BF16, random.normal(size=(batch, heads, taps)))
     kernel = random.normal(size=(heads, taps)) * np.exp(-4 * np.arange(taps) / taps) / taps**0.5
-    wide = spectrum(config, kernel)
-    shape = (batch, 2, config.taken, COLUMNS)
+    taken = windows(config, kernel).reshape(heads * blocks, -1) if config.blocks else kernel
+    wide = spectrum(config, taken)
+    shape = (batch, 2, blocks * config.taken, COLUMNS)
     arrays = {
         "x": x.reshape(shape), "y": np.full(shape, np.nan), **matrices(config),
         "kernel_re": t.round_to(t.BF16, wide.real), "kernel_im": t.round_to(t.BF16, wide.imag),
@@ -73,12 +77,32 @@ def test_heads_do_not_mix_and_nothing_comes_round():
         assert distance(found[:, [head]], own) < ROUNDING
 
 
+def test_a_block_takes_from_all_before_it_and_from_none_behind():
+    """Planted faults: windows of the kernel in another order, and the sums of the next block."""
+    arrays, x, kernel = case(BLOCKS, batch=2)
+    program, right = long_convolution(BLOCKS), reference(BLOCKS, x, kernel)
+    for part in ("kernel_re", "kernel_im"):
+        first, second = np.split(arrays[part].reshape(2, 2 * COLUMNS, COLUMNS), 2, axis=1)
+        wrong = np.concatenate([second, first], axis=1).reshape(arrays[part].shape)
+        found = t.interpret(program, arrays | {part: wrong})["y"].reshape(x.shape)
+        assert distance(found, right) > 0.3
+    later = x.copy()
+    later[..., BLOCKS.taps :] = 0
+    found = t.interpret(program, arrays | {"x": later.reshape(arrays["x"].shape)})["y"]
+    found = found.reshape(x.shape)
+    assert distance(found[..., : BLOCKS.taps], right[..., : BLOCKS.taps]) < ROUNDING
+    assert distance(found, reference(BLOCKS, later, kernel)) < ROUNDING
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
         ({"length": 8192}, "length=8192: expected one of 512, 1024, 2048, 4096"),
         ({"length": 1000}, "length=1000: expected one of"),
         ({"pairs": 0}, "pairs=0: expected 1 or more"),
+        ({"blocks": True, "length": 1024}, "of blocks with length=1024 causal=True pairs=4"),
+        ({"blocks": True, "causal": False}, "of blocks with length=4096 causal=False pairs=4"),
+        ({"blocks": True}, "of blocks with length=4096 causal=True pairs=4: expected 4096, True"),
     ],
 )
 def test_other_lengths_are_refused(change, said):

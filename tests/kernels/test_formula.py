@@ -35,7 +35,7 @@ def gla():
 
 def test_a_formula_runs_as_a_kernel_and_carries_its_derivation():
     kernel = load_kernel(EXAMPLE)
-    assert "of this proven bound" in kernel.derivation
+    assert "is proven necessary" in kernel.derivation
     config, sizes = configure(EXAMPLE, {"t": "70", "h": "1"})
     assert sizes == {"t": 70, "h": 1, "d": 64, "e": 64}
     assert kernel.full_sizes()["t"] == 4096

@@ -10,6 +10,7 @@ from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.lowering import lowered
 
+from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.simt.emit import emit_simt
@@ -23,7 +24,6 @@ from warploom.kernels.gemm.program import (
     ACTIVATIONS,
     GemmConfig,
     combine,
-    combine_schedule,
     default_policy,
     gemm,
 )
@@ -182,7 +182,7 @@ def test_a_transposed_product_gives_the_sequential_result(config, axis):
 def test_the_second_kernel_of_slices_means_what_its_program_means(tmp_path):
     """Its text, run on a CPU; it begins before the sums are there, and waits for them."""
     config = GemmConfig(slices=3, bias=True, activation="gelu", residual=True)
-    program, schedule = combine(config), combine_schedule(config)
+    program, schedule = combine(config), ADDING
     text = emit_simt(program, schedule, "sm_90a").text
     body = text[text.index("{\n  extern") :]
     assert body.index("start_next_grid();") < body.index("wait_previous_grid();")

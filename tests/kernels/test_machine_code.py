@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.simt.emit import emit_simt
@@ -26,7 +27,7 @@ from warploom.kernels.attention import combine as parts
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import choose_attention
-from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.program import GemmConfig, combine, gemm
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import BF16, E4M3, FP16, Program
 
@@ -102,7 +103,7 @@ def sums() -> dict[str, CudaSource]:
         choice = choose_gemm(*map(int, shape.split("x")), GEMM_SHAPES["plain"][0], sliced=True)
         if not choice.whole:
             config = choice.config(GEMM_SHAPES["plain"][0])
-            source = emit_simt(combine(config), combine_schedule(config), "sm_90a")
+            source = emit_simt(combine(config), ADDING, "sm_90a")
             found[f"gemm plain sum of {config.slices} slices"] = source
     return found
 

@@ -18,7 +18,7 @@ from warploom.emulate.kernel import Library
 from warploom.emulate.report import Fault
 from warploom.errors import InputError, Spills
 from warploom.kernels.rows import choose
-from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.choose import row_kernel, scaled_kernel, sums_kernel
 from warploom.kernels.rows.plans import TABLE, RowPlan, plan_of, read_plans
 from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
 from warploom.tile import BF16, FP32, INT32, interpret
@@ -170,6 +170,16 @@ def test_rotary_and_sums_on_the_emulated_machine():
         got = made.run(number, program, values, {}, blocks=4)
         result = "x" if program is placed else "y"
         assert np.allclose(got[result], want[result], rtol=2**-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("changes", [0, 1])
+def test_scaling_in_place_on_the_emulated_machine(changes):
+    program, schedule = scaled_kernel(BF16)
+    values = values_of(program, {"n": 9000, "one": 1, "parts": 2})
+    values["changes"], values["x"] = np.full(2, changes), t.round_to(BF16, values["x"])
+    want = interpret(program, values)["x"]
+    got = Library([emit_simt(program, schedule, "sm_90a")]).run(0, program, values, {}, blocks=2)
+    assert np.array_equal(got["x"], want) and np.array_equal(want, values["x"]) == (not changes)
 
 
 def test_a_class_is_picked_and_not_compared():

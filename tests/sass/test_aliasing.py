@@ -126,9 +126,7 @@ def test_equal_addresses_are_of_registers_nobody_wrote_in_between(
         pointers = address_pointers(kernel)
         for block in kernel.blocks:
             items = kernel.instructions[block.start : block.end]
-            for first, second in itertools.combinations(
-                memory_accesses(kernel, items, pointers), 2
-            ):
+            for first, second in itertools.combinations(memory_accesses(items, pointers), 2):
                 registers = {register for register, _ in first.address}
                 written = registers & {
                     access.resource
@@ -150,7 +148,7 @@ def test_an_address_is_another_one_after_each_write_of_a_register_of_it(
     """The same access again and again, with one, two or no writes of its registers in between."""
     tried = 0
     for kernel in (kernel for name in NAMES for kernel in kernels_of(name)):
-        for access in memory_accesses(kernel, kernel.instructions, {}):
+        for access in memory_accesses(kernel.instructions, {}):
             item = kernel.instructions[access.index]
             registers = {register for register, _ in access.address}
             loaded = {write.resource for write in item.effects.writes}
@@ -166,7 +164,7 @@ def test_an_address_is_another_one_after_each_write_of_a_register_of_it(
             tried += 1
             for count in range(3):
                 items = (item, *[write] * count, item)
-                first, second = memory_accesses(kernel, items, {})
+                first, second = memory_accesses(items, {})
                 assert (first.address == second.address) is (count == 0), (item, write, count)
     assert tried > 50
 
@@ -190,7 +188,7 @@ def test_a_load_touches_as_many_bytes_as_it_fills_registers(
 ) -> None:
     widths: set[int] = set()
     for kernel in (kernel for name in NAMES for kernel in kernels_of(name)):
-        for access in memory_accesses(kernel, kernel.instructions, {}):
+        for access in memory_accesses(kernel.instructions, {}):
             item = kernel.instructions[access.index]
             filled = {write.resource for write in item.effects.writes}
             if access.base in ("LDG", "LDS", "LDL") and access.size >= len(filled) > 0:

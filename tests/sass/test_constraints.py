@@ -93,7 +93,7 @@ def test_memory_keeps_the_order_that_aliasing_asks_for(kernels: list[Kernel]) ->
             for block in kernel.blocks:
                 items = kernel.instructions[block.start : block.end]
                 if mode is AliasMode.STRICT:
-                    found = memory_accesses(kernel, items, {})
+                    found = memory_accesses(items, {})
                     kept = {
                         (one.index, two.index)
                         for one in found

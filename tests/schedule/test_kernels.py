@@ -98,7 +98,9 @@ def test_templates_are_checked_simulated_and_compared() -> None:
     for gpu, name in (("h100", "fa3_pingpong"), ("h100", "fa3_intra"), ("b200", "fa4"),
                       ("b200", "lcsf"), ("a100", "multistage")):  # fmt: skip
         free = problem("attention", gpu)
-        it = pinned(template(name), replace(free, objectives=(), effort=Effort(8)))
+        # Of lcsf only a longer interval is asked for, which no time proves the shortest.
+        effort = Effort(2 if name == "lcsf" else 8)
+        it = pinned(template(name), replace(free, objectives=(), effort=effort))
         schedule = solve(it)
         assert check(free.graph, it.target, schedule).passed  # the graph without the pins too
         verify(it.graph, it.target, schedule, seeds=1)
@@ -141,7 +143,8 @@ def test_robust_costs_bound_the_interval_from_both_sides() -> None:
     for end, suffix in (("low", "_low"), ("nominal", ""), ("high", "_high")):
         table = costs("h100", end)
         graph = published(f"attention{suffix}", "h100")
-        found[end] = solve(Problem(graph, target(table), effort=Effort(8), objectives=()))
+        effort = Effort(2 if end == "high" else 8)  # the highest is not proved in minutes
+        found[end] = solve(Problem(graph, target(table), effort=effort, objectives=()))
     assert (
         found["low"].initiation_interval
         <= found["nominal"].initiation_interval

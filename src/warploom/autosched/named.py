@@ -225,8 +225,8 @@ def _rings(placement: Placement, loop: Loop, slots: Mapping[str, int]) -> dict[s
         name: [op.dst.name for op in loads if op.dst]
         for name, (_, loads) in local_rings(placement, rings, loop).items()
     }
-    raw = set(placement.turned.values())
-    return {name: names for name, names in found.items() if raw.isdisjoint(names)}
+    alone = placement.only_turned
+    return {name: names for name, names in found.items() if alone.isdisjoint(names)}
 
 
 def overlapped(

@@ -9,6 +9,8 @@ loops that get longer along the grid, tiles loaded once a task.
     cluster    AXIS:BLOCKS, which load their common operands once
     slices     parts of the contracted axis, one for each block of a cluster, which add up their
                sums (`rewrites.accumulators.cluster_reduce`)
+    parts      parts of the contracted axis, whose sums go through memory to a second kernel, which
+               adds them up (`rewrites.split_sums`)
     task       prefetch or overlap: what of the next task begins during the present one
     panels     panels that a group may have in flight to global memory
     rows       rows of such a panel, of results that lie across the registers
@@ -31,17 +33,30 @@ from warploom.autosched.schedules import Policy
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, sum_loop
 from warploom.rewrites.replay import NotApplicable
+from warploom.rewrites.split_sums import leaves_sums, split_sums
 from warploom.tile import Op, Program
 
-GRID = ("balance", "raster", "cluster", "slices")  # options that leave the loops' code as it is
+GRID = (
+    "balance",
+    "raster",
+    "cluster",
+    "slices",
+    "parts",
+)  # options that leave the loops' code as it is
 CODE = (
     *("task", "panels", "rows", "store", "release", "resident"),
     *("groups", "depth", "registers", "launch"),
 )
 RASTERS, CLUSTERS, SLICES = (4, 6, 8, 12, 16), (2, 4, 8), (2, 4, 6, 8)
+PARTS = (2, 3, 4, 6, 8, 12, 16)
+# Adding parts up: small tiles, so that many blocks read at a time; a warp for a row, 16 B of every
+# part a thread; begun while the sums are still being made.
+ADDED = (4, 128)
+ADDING = SimtSchedule("rows of parts", 128, 32, 4, LaunchPlan(persistent=False, dependent=True))
 WHOLE = 1 << 20  # rows of tasks: no program has as many
 PANELS = (1, 3, 4)
 PANEL_ROWS = range(24, 104, 8)
@@ -92,7 +107,7 @@ def fits(words: tuple[str, ...]) -> bool:
     names = [word.partition("=")[0] for word in words]
     clusters = "cluster" in names or "slices" in names
     together = clusters and (_dynamic(words) or "task=overlap" in words)
-    both = "cluster" in names and "slices" in names
+    both = "slices" in names and ("cluster" in names or "parts" in names)
     panels = "panels" in names or "rows" in names
     unstaged = panels and "store=direct" in words
     over = "store=over" in words and (panels or "task" in names)
@@ -113,6 +128,8 @@ def planned(
         if name == "slices":
             made = sliced(program, int(value))
             plan = plan.with_options(cluster=("slices_tile", int(value)))
+        elif name == "parts":
+            made = in_parts(program, int(value))
         elif name in _OPTIONS:
             plan = _OPTIONS[name](program, plan, value)
         elif name in FIELDS:  # not those of the block
@@ -145,7 +162,7 @@ def registers(
     loading group turns operands."""
     given = dict(word.split("=") for word in words)
     wanted = given.get("registers")
-    if wanted is None and not ((_dynamic(words) or turns) and groups == 2):
+    if wanted is None and not ((_dynamic(words) or turns or "parts" in given) and groups == 2):
         return None  # these need more to load, which three groups cannot spare
     loading = int(wanted or LOADERS[-1])
     computing = (register_pool(groups, resident) - loading) // groups // 8 * 8
@@ -192,6 +209,28 @@ def sliced(program: Program, parts: int) -> Program:
         return program
     (whole,) = {var.type.shape[-1] for var in sum_loop(program).sums}
     return cluster_reduce(program, parts, share_of(whole, parts))
+
+
+def in_parts(program: Program, parts: int) -> Program:
+    """What stores the sums of so many parts of the contracted axis, unless the program does."""
+    return program if leaves_sums(program) else split_sums(program, parts, ADDED).first
+
+
+def adding_up(program: Program, words: tuple[str, ...]) -> tuple[Program, SimtSchedule] | None:
+    """The second kernel of a whole program under a plan that cuts it into parts, which adds up what
+    the first leaves."""
+    parts = dict(word.split("=") for word in words).get("parts")
+    return None if parts is None else (split_sums(program, int(parts), ADDED).second, ADDING)
+
+
+def _parts(program: Program) -> Sequence[object]:
+    """Where a sum's rows are those of the result: a second kernel would store across its rows."""
+    if leaves_sums(program):
+        return PARTS
+    try:
+        return PARTS if split_sums(program, PARTS[0], ADDED) and not stored_across(program) else ()
+    except NotApplicable:
+        return ()
 
 
 def _is_sliced(program: Program) -> bool:
@@ -271,6 +310,7 @@ _VALUES: Mapping[str, Callable[[Program], Sequence[object]]] = {
     "raster": _rasters,
     "cluster": _clusters,
     "slices": lambda program: SLICES if sliceable(program) else (),
+    "parts": _parts,
     "task": _tasks,
     "panels": lambda program: PANELS,
     "rows": lambda program: PANEL_ROWS if stored_across(program) else (),

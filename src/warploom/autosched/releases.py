@@ -27,9 +27,8 @@ def releases(
     times = schedule.loops[index]
     rings = make_rings(placement, schedule)
     result: dict[str, int] = {}
-    raw = set(placement.turned.values())
     for name, (ring, _) in local_rings(placement, rings, loop).items():
-        if not raw.isdisjoint(ring.buffers[0].names):
+        if not placement.only_turned.isdisjoint(ring.buffers[0].names):
             continue
         for part in range(placement.parts):
             result[f"{name}/{part}"] = _release(placement, loop, times, ring, part, latency)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from warploom.codegen.compile.build import Built, build, emitted
@@ -20,7 +20,8 @@ class Selected:
 
     `name` is the name of the tuned table's variant if `tuned`, otherwise of the schedule. `config`
     is the configuration of `program`: a variant sets tiles of its own. `allow` names the faults of
-    the compiler that are accepted (`build.ALLOWED`).
+    the compiler that are accepted (`build.ALLOWED`). `after` is a second kernel, which goes on from
+    what this one leaves in memory.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Selected:
     arch: str = HOPPER
     allow: tuple[str, ...] = ()
     tuned: bool = False
+    after: Selected | None = None
 
     def __str__(self) -> str:
         return f"the tuned table's variant {self.name}" if self.tuned else f"schedule {self.name}"
@@ -39,9 +41,18 @@ class Selected:
         """The launch plan of the schedule."""
         return self.schedule.launch
 
+    def before(self, second: tuple[Program, SimtSchedule] | None) -> Selected:
+        """This one with a second kernel after it, if there is any."""
+        if second is None:
+            return self
+        program, schedule = second
+        after = replace(self, name=schedule.name, program=program, schedule=schedule, allow=())
+        return replace(self, after=after)
+
     def build(self) -> Built:
-        """Compile it; raises what `build.build` raises."""
-        return build(self.program, self.schedule, self.arch, self.allow)
+        """Compile it, and what comes after it; raises what `build.build` raises."""
+        made = build(self.program, self.schedule, self.arch, self.allow)
+        return made if self.after is None else replace(made, after=self.after.build())
 
     def emitted(self) -> CudaSource:
         """Its CUDA C++."""

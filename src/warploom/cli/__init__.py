@@ -19,20 +19,20 @@ INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 # What `--help` says of the modules here: each has a function or a group of its own name.
 COMMANDS = {
-    "bench": "measure beside the baselines and leave evidence rows",
+    "run": "run a kernel on random data and compare every output with float64",
     "build": "emit and compile a kernel: CUDA C++, cubin, schedule, manifest",
-    "variants": "list the variants that a kernel's shapes choose from",
-    "run": "run a kernel on random data and compare every output",
-    "check": "build a manifest's kernels again and hold them against what it states",
-    "derive": "derive what to fuse, tile and stream, its cost and its bound",
-    "doctor": "what is here and what is missing: GPUs, compilers, packages",
+    "optimize": "search for the fastest kernel of a program; a report says why it is",
+    "derive": "derive what to fuse, tile and stream from a formula, with a proven bound",
+    "schedule": "solve, prove, check, simulate and draw a loop's software pipeline",
     "emulate": "run CUDA C++ on an emulated Hopper: races, missing waits, deadlocks",
-    "judge": "a kernel somebody else wrote: is it right, is it faster, does it cheat",
-    "export": "kernels as folders that run without warploom, nvcc or network",
-    "optimize": "all floors: program, solved schedule, cubin, verdict, report",
-    "schedule": "solve, prove, check, simulate and draw a loop's schedule",
-    "tune": "search for a faster order of a kernel's machine code",
+    "tune": "search for a faster order of a kernel's machine code, Triton's too",
     "sass": "read, count, compare, check and verify machine code",
+    "judge": "a kernel somebody else wrote: is it right, is it faster, does it cheat",
+    "export": "write kernels as folders that run without warploom, nvcc or network",
+    "check": "build an export's kernels again and hold them against what it states",
+    "variants": "list the tuned variants of attention or gemm",
+    "bench": "measure beside the baselines on the GPU here",
+    "doctor": "what is here and what is missing: GPUs, compilers, packages",
 }
 QUIET: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
 

@@ -25,10 +25,13 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.files import check_folder
 from warploom.flows.built import from_file, write_build_note
+from warploom.kernels.library import KERNELS
 from warploom.kernels.select import select
 
 AFTER = (START, *PASSES)  # what --print-after knows
-Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
+Name = Annotated[
+    str, typer.Argument(help=f"{', '.join(sorted(KERNELS))}, or FILE.py:OBJECT: your own program")
+]
 Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: a setting or a size; repeatable")

@@ -14,7 +14,7 @@ import typer
 from warploom.derive.compare import compare_gpus, table
 from warploom.derive.cost.gpu import gpu as machine
 from warploom.derive.cost.structure import MAX_STREAMS
-from warploom.derive.derive import Derivation, by_hand
+from warploom.derive.derive import Derivation, by_hand, derive_on
 from warploom.derive.derive import derive as run_derive
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import FORMULAS
@@ -125,11 +125,11 @@ def derivation(asked: Asked, split: bool, streams: int, share: float = 1.0) -> D
     if asked.nest is not None:
         return by_hand(asked.diagram, *asked.nest, asked.memory, asked.lemmas)
     if asked.memory:
-        return run_derive(asked.diagram, memory=asked.memory, split=split, lemmas=asked.lemmas)
-    return run_derive(
+        return run_derive(asked.diagram, asked.memory, split=split, lemmas=asked.lemmas)
+    return derive_on(
         asked.diagram,
-        gpu_name=asked.gpus[0],
-        dtype=asked.dtypes[0],
+        asked.gpus[0],
+        asked.dtypes[0],
         objective=asked.objective,
         streams=streams,
         lemmas=asked.lemmas,

@@ -134,6 +134,7 @@ def summary(found: Optimized) -> str:
     else:
         rows = found.measured.rows(found.chosen.predicted)
         lines += [f"{what}: {value}" for what, value in rows]
+    lines.append(found.headline)
     if found.traced is not None:
         lines.append(f"trace: {found.traced}")
     lines.append(", ".join(f"{name} {value:.1f} s" for name, value in found.seconds.items()))

@@ -25,3 +25,6 @@ def run(
     result = run_kernel(name, settings_of(settings), on, seed)
     typer.echo(json.dumps(result.to_json()) if as_json else result.numbers)
     result.require()
+    if not as_json:
+        sizes = ", ".join(f"{name} {size}" for name, size in result.sizes.items())
+        typer.echo(f"pass: each element is written once and within its bound, at {sizes}")

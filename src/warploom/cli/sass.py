@@ -178,7 +178,10 @@ def verify(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Is CANDIDATE a legal reordering of ORIGINAL, or made of it by a LINEAGE?  Exit 1: no."""
+    """Is CANDIDATE a legal reordering of ORIGINAL?
+
+    Or was it made of it by a LINEAGE? Exit 0: yes, 1: no.
+    """
     verdicts = _verdicts(original, candidate, kernel, arch, alias, lineage)
     several = len(verdicts) > 1
     if json_output:

@@ -7,15 +7,17 @@ from typing import Annotated
 import typer
 
 from warploom.errors import InputError
-from warploom.kernels.library import entry
+from warploom.kernels.library import KERNELS
 from warploom.tables import as_text
 
+TABLES = {name: one.table for name, one in KERNELS.items() if one.table is not None}
 
-def variants(name: Annotated[str, typer.Argument(help="gemm or attention")]) -> None:
+
+def variants(name: Annotated[str, typer.Argument(help=" or ".join(TABLES))]) -> None:
     """Print the variants of a kernel: a line each, "." where a point says nothing."""
-    table = entry(name).table
-    if table is None:
-        raise InputError(f"{name}: a program of your own has no table of variants")
+    if name not in TABLES:
+        raise InputError(f"{name!r} has no table of variants: expected {' or '.join(TABLES)}")
+    table = TABLES[name]
     rows: list[tuple[str, ...]] = [("name", "sizes", "rules", "order", "plan", "allow")]
     for one, variant in table.variants.items():
         point = variant.point

@@ -9,7 +9,7 @@ See docs/derive.md for the map of the modules.
 """
 
 from warploom.derive.compare import compare_gpus
-from warploom.derive.derive import Derivation, by_hand, derive
+from warploom.derive.derive import Derivation, by_hand, derive, derive_on
 from warploom.derive.formula.frontend import Expr, build, einsum, softmax, tensor
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import formula
@@ -24,6 +24,7 @@ __all__ = [
     "by_hand",
     "compare_gpus",
     "derive",
+    "derive_on",
     "draw",
     "einsum",
     "formula",

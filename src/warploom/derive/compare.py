@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from warploom.derive.derive import Derivation, derive
+from warploom.derive.derive import Derivation, derive_on
 from warploom.derive.formula.graph import Diagram
 from warploom.errors import InputError
 
@@ -40,7 +40,7 @@ def compare_gpus(
     for name in gpus:
         for dtype in dtypes:
             try:
-                rows.append(row_of(derive(diagram, gpu_name=name, dtype=dtype, lemmas=lemmas)))
+                rows.append(row_of(derive_on(diagram, name, dtype, lemmas=lemmas)))
             except InputError as error:
                 if "tensor core" not in str(error):
                     raise

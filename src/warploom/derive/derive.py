@@ -183,7 +183,8 @@ class Derivation:
             if self.gpu
             else f" at M = {self.capacity:.0f} values"
         )
-        lines = [f"{self.diagram.name}{where}", ""]
+        sizes = ", ".join(f"{axis} {size}" for axis, size in self.diagram.sizes)
+        lines = [f"{self.diagram.name}{where}", "", f"axes      {sizes}"]
         if self.lemmas:
             lines.append("lemmas    " + ", ".join(self.lemmas))
         for kernel in self.kernels:
@@ -192,13 +193,15 @@ class Derivation:
         lines += [
             f"traffic   {self.traffic:.6g} values",
             f"bound     {self.bound.value:.6g} values, {self.bound.name}: {self.bound.statement}",
-            f"          the derivation is at {self.percent_of_bound:.1f} % of this proven bound",
+            f"          {self.percent_of_bound:.1f} % of the traffic is proven necessary",
         ]
-        for estimate in self.estimates:
+        for kernel, estimate in zip(self.kernels, self.estimates, strict=False):
             parts = ", ".join(f"{n} {1e6 * s:.1f}" for n, s in estimate.parts.items())
+            apart = "launch and merge" if kernel.splits else "launch"
             lines.append(
                 f"time      {1e6 * estimate.seconds:.1f} us, {estimate.binding} binds ({parts} us; "
-                f"waves x{estimate.waves:.2f}); {1e3 * estimate.joules:.3g} mJ to move data"
+                f"waves x{estimate.waves:.2f}) and {1e6 * estimate.apart:.1f} to {apart}; "
+                f"{1e3 * estimate.joules:.3g} mJ to move data"
             )
         if self.estimates:
             machine = gpu(self.gpu)
@@ -227,42 +230,46 @@ def not_fits(kernel: Kernel, derivation: Derivation) -> bool:
 
 
 def derive(
+    diagram: Diagram, memory: float, *, split: bool = False, lemmas: bool = True
+) -> Derivation:
+    """Derive an algorithm that moves the fewest values, with `memory` values of fast memory.
+
+    `split` allows axes that several blocks share. Without `lemmas` the registered ones are not
+    looked at: every streaming form is searched for, with the same certificates.
+
+    Raises `InputError` when nothing fits, `BoundBroken` when the result claims less traffic than is
+    proven necessary.
+    """
+    if not memory >= 1 or not math.isfinite(memory):
+        raise InputError(f"memory is {memory} values: give a finite number of at least 1")
+    setting = Setting(memory, {}, split=split, lemmas=lemmas)
+    rewritten = exchange(diagram)
+    try:
+        plan = search(rewritten, setting)
+    except InputError:  # a chunk needs all of the axis that it sums over, a step some of it
+        if rewritten == diagram:
+            raise
+        plan = search(diagram, setting)
+    return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
+
+
+def derive_on(
     diagram: Diagram,
-    memory: float | None = None,
-    gpu_name: str | None = None,
+    gpu_name: str,
     dtype: str = "fp16",
-    split: bool = False,
+    *,
     objective: str = "time",
     streams: int = MAX_STREAMS,
     lemmas: bool = True,
     share: float = 1.0,
 ) -> Derivation:
-    """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
+    """Derive the fastest algorithm on a GPU, or the one that takes the least energy to move data.
 
-    `gpu_name` is a shipped machine's name or the path of a .toml file. `objective` is what a GPU
-    derivation minimises, "time" or "energy"; `streams` is the most stream loops in one nest (1 for
-    kernels that are to be compiled: nests without code are left out), `share` the part of a GPU's
-    shared memory and registers that tiles may fill. Without `lemmas` the registered ones are not
-    looked at: every streaming form is searched for, with the same certificates.
-
-    Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
-    less traffic than is proven necessary.
+    `gpu_name` is a shipped machine's name or the path of a .toml file; `objective` is "time" or
+    "energy". `streams` is the most stream loops in one nest (1 for kernels that are to be compiled:
+    nests without code are left out), `share` the part of shared memory and registers that tiles may
+    fill; `lemmas`, and what is raised, as of `derive`, and `InputError` for unknown names.
     """
-    if (memory is None) == (gpu_name is None):
-        raise InputError("give either memory (values) or a GPU name to derive for")
-    if memory is not None:
-        if not memory >= 1 or not math.isfinite(memory):
-            raise InputError(f"memory is {memory} values: give a finite number of at least 1")
-        setting = Setting(memory, {}, split=split, streams=streams, lemmas=lemmas)
-        rewritten = exchange(diagram)
-        try:
-            plan = search(rewritten, setting)
-        except InputError:  # a chunk needs all of the axis that it sums over, a step some of it
-            if rewritten == diagram:
-                raise
-            plan = search(diagram, setting)
-        return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
-    assert gpu_name is not None
     machine = gpu(gpu_name)
     machine.flops(dtype)
     if objective not in OBJECTIVES:

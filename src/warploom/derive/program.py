@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warploom.derive.derive import Derivation, derive
+from warploom.derive.derive import Derivation, derive_on
 from warploom.derive.formula import frontend as f
 from warploom.derive.formula.frontend import build, tensor
 from warploom.derive.formula.graph import Diagram
@@ -57,7 +57,7 @@ def derive_program(
     GPU's; `BoundBroken` when the result claims less traffic than is proven necessary.
     """
     diagram = program_formula(name, settings, sizes)
-    return derive(diagram, gpu_name=gpu_name, dtype=_element(settings), streams=1)
+    return derive_on(diagram, gpu_name, _element(settings), streams=1)
 
 
 def program_formula(name: str, settings: Settings, sizes: Mapping[str, int]) -> Diagram:

@@ -23,6 +23,7 @@ from warploom.emulate.source import as_cpp
 from warploom.runtime.encoding import decode, encode
 from warploom.tile import Program
 from warploom.tile.dtypes import MEMORY, DType, dtype
+from warploom.tile.fragments import in_memory, in_order
 from warploom.tile.interpret import bind, sizes
 
 CODES: dict[str, Any] = {"int32": np.int32, "int8": np.int8, "bool": np.uint8, "fp32": np.float32}
@@ -50,12 +51,13 @@ class Library:
         self, number: int, program: Program, arrays: Mapping[str, Any],
         scalars: Mapping[str, Any] | None = None, blocks: int = 2, seed: int = 1,
     ) -> dict[str, NDArray[Any]]:  # fmt: skip
-        """Every array as kernel `number` leaves it after a run in the order of `seed`.
+        """Every array as kernel `number` leaves it after a run in the order of `seed`; given and
+        returned in the order of their indices (`tile.fragments`).
 
         `blocks` limits the launch where the kernel takes tasks in a loop. Raises `Fault`.
         """
         source = self.sources[number]
-        values = bind(program, arrays)
+        values = in_memory(program, bind(program, arrays))
         dims = sizes(program, values)
         memory = {
             spec.name: _Guarded(values[spec.name], spec.dtype.name) for spec in program.arrays
@@ -73,7 +75,7 @@ class Library:
             raise fault_of(message.decode(), self.path, seed, self.names)
         if counter.value:
             raise Fault("result: the counter of tasks is not back at 0", (), seed)
-        return {name: array.values(seed) for name, array in memory.items()}
+        return in_order(program, {name: array.values(seed) for name, array in memory.items()})
 
 
 def _entry(source: CudaSource, number: int) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from math import inf, log
+from math import inf, log, prod
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from warploom.engine.explored import SHARED_OUT, TIE, Explored, Found
 from warploom.engine.outcome import bounds_of, crowded
 from warploom.engine.points import Space, orders
 from warploom.errors import WarploomError
+from warploom.machine import load as load_machine
 from warploom.perf.launch_time import Launch, at_bounds
 from warploom.perf.replay import Replay
 from warploom.tile import Program
@@ -210,7 +211,8 @@ class Candidates:
         words, best = (), self._time(program, point, walked)
         balanced = ("balance",) * bool(growing_axis(program))
         for name in (*balanced, *(name for name in GRID if name != "balance")):
-            kept = words
+            # Parts of a sum are added up by a second kernel or by a cluster, not by both.
+            kept = words if name != "parts" else tuple(w for w in words if "slices=" not in w)
             for value in values(program, name):
                 other = ordered((*kept, f"{name}={value}"))
                 time = inf
@@ -221,12 +223,22 @@ class Candidates:
         return best, words
 
     def _time(self, program: Program, point: Point, walked: Replay) -> float:
-        """Microseconds by the model; infinite where the plan is not legal."""
+        """Microseconds by the model; infinite where the plan is not legal, or cuts sums into parts
+        where the results alone are tasks for every SM."""
+        if "parts" in point.options and self._tasks(program) > self._sms:
+            return inf
         try:
             laid_out = self.space.laid_out(program, point)
             return Launch(*laid_out, self.sizes, self.gpu).time(walked).microseconds
         except WarploomError:
             return inf
+
+    def _tasks(self, program: Program) -> int:
+        return prod(max(0, extent.evaluate(self.sizes)) for _, extent in program.grid)
+
+    @cached_property
+    def _sms(self) -> int:
+        return load_machine(self.gpu).integer("sm.count")
 
 
 def _form(point: Point) -> object:

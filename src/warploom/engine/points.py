@@ -11,12 +11,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from warploom.autosched.plans import CODE, choices, planned, plans, sliced, values
+import numpy as np
+
+from warploom.autosched.plans import (
+    CODE,
+    adding_up,
+    choices,
+    in_parts,
+    planned,
+    plans,
+    sliced,
+    values,
+)
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import NAMES, fitting_name
 from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
 from warploom.kernels.tuned.variant import Template, Variant
@@ -24,6 +36,7 @@ from warploom.kernels.user import load_kernel, portable
 from warploom.objects import hold, is_held
 from warploom.rewrites.check import check_meaning
 from warploom.rewrites.rules import RULES, Form, applied, forms
+from warploom.rewrites.split_sums import PARTS, SLICES
 from warploom.tile import Program
 
 CHAIN_ORDERS = ("pingpong", "pingpong-early", "overlapped", "overlapped-early", "lcsf")
@@ -147,14 +160,18 @@ class Space:
         options = point.options.items()
         return all(value in values(form.program, name) for name, value in options)
 
-    def programs(self) -> Iterator[tuple[Any, Program]]:
-        """Every configuration with every form of its program, whole and in slices."""
+    def programs(self) -> Iterator[tuple[Any, Program, tuple[Program, SimtSchedule] | None]]:
+        """Every configuration with every form of its program, whole and in slices, or in parts and
+        what adds these up."""
         for settings in self.sizes():
             for form in self.forms(settings):
                 config = self.config(Point(settings, form.rules))
-                yield config, form.program
-                for parts in values(form.program, "slices"):
-                    yield config, sliced(form.program, int(parts))
+                yield config, form.program, None
+                for number in values(form.program, "slices"):
+                    yield config, sliced(form.program, int(number)), None
+                for number in values(form.program, "parts"):
+                    second = adding_up(self.textbook(settings), (f"parts={number}",))
+                    yield config, in_parts(form.program, int(number)), second
 
     def check(self, point: Point, sizes: Mapping[str, int]) -> float:
         """How far the program of a point, rewritten and in slices, is from the textbook in float64;
@@ -162,7 +179,13 @@ class Space:
         textbook, kernel = self.textbook(point.settings), self.entry
         arrays = kernel.arrays(textbook, sizes, 0)
         program, _ = self.laid_out(self.rewritten(point), point)
-        return check_meaning(textbook, program, arrays, kernel.scalars)
+        second = adding_up(textbook, point.plan)
+        if second is None:
+            return check_meaning(textbook, program, arrays, kernel.scalars)
+        lengths = {**sizes, SLICES: point.number("parts", 1)}
+        sums = next(one for one in program.arrays if one.name == PARTS)
+        arrays = {**arrays, PARTS: np.zeros([lengths[dim] for dim in sums.dims])}
+        return check_meaning(textbook, [program, second[0]], arrays, kernel.scalars)
 
     def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""

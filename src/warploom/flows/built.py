@@ -64,6 +64,11 @@ class BuildFolder:
 
     def launch(self, given: Mapping[str, str]) -> LaunchSpec:
         """The launch at `sizes(given)`."""
+        if self.built.after is not None:
+            raise InputError(
+                f"{self.folder}: {self.built.source.name} goes on in a second kernel, "
+                f"{self.built.after.source.name}; expected a folder of one"
+            )
         scalars = entry(self.kernel).scalars
         return self.built.interface.launch_spec(self.sizes(given), machine.load(self.gpu), scalars)
 
@@ -155,9 +160,10 @@ def scheduled(
     for one in (written, chosen):
         if made_for in ("", program_key(str(one.program))):
             return replace(one, name=where, schedule=given, tuned=False)
-    for searched, program in Space(name, settings).programs() if names_object(name) else ():
+    for searched, program, second in Space(name, settings).programs() if names_object(name) else ():
         if made_for == program_key(str(program)):
-            return replace(written, name=where, config=searched, program=program, schedule=given)
+            found = replace(written, name=where, config=searched, program=program, schedule=given)
+            return found.before(second)
     raise InputError(f"{where}: made for another program than {name} under these settings")
 
 

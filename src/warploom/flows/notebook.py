@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warploom.codegen.compile.build import Built
-from warploom.derive.derive import Derivation
+from warploom.derive.derive import Derivation, derive_on
 from warploom.derive.derive import derive as run_derive
 from warploom.derive.formula.frontend import Expr
 from warploom.derive.formula.graph import Diagram
@@ -133,11 +133,11 @@ def derive(
         (1, True)
 
     The derivation was run on random input and agrees with the formula; `CheckFailed` else. Raises
-    what `warploom.derive.derive` raises.
+    what `warploom.derive.derive_on` raises.
     """
     name = formula if isinstance(formula, str) else hold(formula, "formula")
     diagram = diagram_of(name).resized(dict(sizes or {}))
-    found = run_derive(diagram, memory, None if memory else gpu, dtype)
+    found = derive_on(diagram, gpu, dtype) if memory is None else run_derive(diagram, memory)
     verified(found)
     return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from warploom.files import check_folder, write_text_atomically
 from warploom.flows.built import write_build_note
 from warploom.flows.choose import choose
 from warploom.flows.optimize_measure import Measured, measure_in_worker
-from warploom.flows.optimize_page import pictures, report_page
+from warploom.flows.optimize_page import headline, pictures, report_page
 from warploom.flows.optimized import Optimized, OptimizeSettings, Say
 from warploom.flows.traced import Traced, traced
 from warploom.kernels.check import CheckResult, checked
@@ -81,6 +82,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     )
     drawn = pictures(selected, settings.gpu)
     page = report_page(result, built, drawn, _derivation(settings, selected))
+    result = replace(result, headline=headline(page.figures))
     if drawn:
         write_text_atomically(out / "schedule.svg", drawn[0])
     else:  # an order by name is not solved for: there is no steady state to draw

@@ -24,14 +24,13 @@ from warploom.perf.timeline import (
 )
 from warploom.perf.trace import MEASURED, PREDICTED
 from warploom.report.optimize_html import Line, Page
-from warploom.report.pages import Figure
+from warploom.report.pages import SPECIAL, Figure
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.schedule.model.costs import costs
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.view.picture import svg
 
-SPECIAL = ("exp", "exp2", "log", "log2", "reciprocal", "rsqrt", "sqrt", "tanh", "sigmoid", "div")
 KINDS_OF_STEPS = {
     "wait": ("Wait", "TurnWait", "Join", "Acquire", "Meet"),
     "matmul": ("Issue",),
@@ -177,6 +176,16 @@ def figures(found: Facts) -> list[Figure]:
         known = f"{row.measured[found.result.chosen.name]:,.1f}"
         shown.append(Figure(known, "us", f"recorded in {row.source}", "measured"))
     return shown
+
+
+def headline(shown: Sequence[Figure]) -> str:
+    """The same in a line."""
+    kinds = dict.fromkeys(one.kind for one in shown)
+    told = (
+        f"{kind}: " + ", ".join(f"{x.value} {x.unit} ({x.about})" for x in shown if x.kind == kind)
+        for kind in kinds
+    )
+    return "; ".join(told)
 
 
 def timelines(found: Facts, of_line: Sequence[str]) -> list[Timeline]:

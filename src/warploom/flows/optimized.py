@@ -159,6 +159,7 @@ class Optimized:
     trials      every schedule that was tried; `chosen` is the one that was built
     check       what the interpreter showed of the program
     space       of a search, every point with a time
+    headline    its time, rate and share of the limit in a line, each with where it is from
     """
 
     settings: OptimizeSettings
@@ -172,6 +173,7 @@ class Optimized:
     folder: Path
     traced: Traced | None = None
     space: tuple[Rival, ...] = ()
+    headline: str = ""
 
     def kernel(self, device: int = 0) -> Kernel:
         """What was built, on a GPU; raises what `Kernel` raises."""
@@ -206,6 +208,7 @@ class Optimized:
             "tuned": self.selected.tuned,
             "schedules": [trial.to_json() for trial in self.trials],
             "order": order_of(self.selected),
+            "headline": self.headline,
             "verdict": {"passed": self.verdict.passed, "faults": list(self.verdict.faults)},
             "interpreted": self.check.to_json(),
             "measured": None if self.measured is None else self.measured.to_json(),

@@ -60,6 +60,8 @@ def static_verdict(built: Built, allow: tuple[str, ...] = ()) -> StaticVerdict:
         faults.append(f"a stack frame of {resources.stack_bytes} B")
     faults += [str(error) for error in errors[:4]]
     faults += list(resources.notes)
+    if built.after is not None:
+        faults += static_verdict(built.after, allow).faults
     return StaticVerdict(
         tuple(faults),
         resources.registers,

@@ -43,6 +43,7 @@ SCHEMA = (
     "bool causal=False, int? window=None, float? scale=None, bool deterministic=False, "
     "float softcap=0.0) -> (Tensor, Tensor, Tensor)"
 )
+OPTIONS = ("causal", "window", "scale", "deterministic", "softcap")  # the last of these, in order
 
 
 def checked_group(
@@ -71,27 +72,14 @@ def value_dim(q: Any, v: Any) -> int | None:
     return None if v.shape[-1] == q.shape[-1] else v.shape[-1]
 
 
-def config_of(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    deterministic: bool,
-    softcap: float,
-) -> BackwardConfig:
-    """The kernels that shapes need; raises `InputError` where there are none."""
+def config_of(q: Any, k: Any, v: Any, **options: Any) -> BackwardConfig:
+    """The kernels that shapes need, and `OPTIONS`; raises `InputError` where there are none."""
     config = BackwardConfig(
         dtype=dtype(element_type(q.dtype)),
         head_dim=q.shape[3],
-        causal=causal,
-        window=window,
         group=q.shape[1] // k.shape[1],
-        scale=scale,
-        deterministic=deterministic,
         value_dim=value_dim(q, v),
-        softcap=softcap,
+        **options,
     )
     return fitted(config, q.shape[2], k.shape[2])
 
@@ -124,7 +112,7 @@ def launches_of(config: BackwardConfig) -> Launches:
 def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Callable[[], dict[str, Any]]]:
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
-    config = config_of(q, k, v, *options)
+    config = config_of(q, k, v, **dict(zip(OPTIONS, options, strict=True)))
     batch, kv_heads, keys = k.shape[:3]
     shape, rows, device = list(q.shape), q.shape[2], q.device
 

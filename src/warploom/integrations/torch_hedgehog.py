@@ -26,15 +26,17 @@ NAMES = ("q", "k", "v", "q_map", "k_map", "window", "linear")
 
 
 def hedgehog(
-    q: Any, k: Any, v: Any, q_map: Any, k_map: Any, window: Any, linear: Any,
+    q: Any, k: Any, v: Any, maps: tuple[Any, Any], factors: tuple[Any, Any],
     scale: float | None = None,
 ) -> Any:  # fmt: skip
     """A softmax over a row's chunk of 64 and the one before, features over all rows before these.
 
-    q, k: [B, T, H, K], v: [B, T, H, V], the features' maps [H, K, 64], all in bf16; `window` and
-    `linear` say how much either part counts, [H] in fp32, not below 0. K is at most 128, `scale`
-    is 1/sqrt(K) where it is not given. Gives o like v; no gradients.
+    q, k: [B, T, H, K], v: [B, T, H, V] and the feature maps of q and of k, [H, K, 64] each, in
+    bf16; `factors` say how much the window and how much what is before it count, [H] each in fp32,
+    not below 0. K is at most 128, `scale` is 1/sqrt(K) where it is not given. Gives o like v; no
+    gradients.
     """
+    (q_map, k_map), (window, linear) = maps, factors
     return _operator(q, k, v, q_map, k_map, window, linear, default_scale(q, scale))
 
 

@@ -16,11 +16,15 @@ from typing import Any
 
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, operator, steps
-from warploom.integrations.torch_rows import cross_entropy, logits_to_gradients, torch
+from warploom.integrations.torch_rows import (
+    cross_entropy,
+    logits_to_gradients,
+    scale_in_place,
+    torch,
+)
 from warploom.kernels.rows.program import IGNORED
 
-LOGIT_BYTES = 1 << 28  # of a chunk, unless its rows are fewer than these
-LEAST_ROWS = 512
+LEAST_ROWS = 512  # of a chunk
 LINE = 8  # elements that rows of logits begin at multiples of
 TYPES = ("bfloat16", "float16")
 SCHEMA = (
@@ -29,9 +33,10 @@ SCHEMA = (
 )
 
 
-def chunk_rows(classes: int, size: int) -> int:
-    """Rows of a chunk for so many classes, of elements of `size` bytes: a multiple of 128."""
-    return max(LEAST_ROWS, LOGIT_BYTES // (classes * size) // 128 * 128)
+def chunk_rows(depth: int) -> int:
+    """Rows of a chunk of logits for a weight of so many columns: as many, so that its logits take
+    what the gradient of the weight takes."""
+    return max(LEAST_ROWS, -(-depth // 128) * 128)
 
 
 def _checked(x: Any, weight: Any, target: Any, mean: bool, chunk: int, *_: Any) -> None:
@@ -66,17 +71,19 @@ def _fill(_: None, results: tuple[Any, Any, Any], *args: Any) -> None:
         total.zero_()
         dweight.zero_()
         return
-    share = (wanted != IGNORED).sum().float().reciprocal() if mean else None
-    step = min(count, chunk or chunk_rows(classes, x.element_size()))
+    step = min(count, chunk or chunk_rows(depth))
     logits = x.new_empty(step, -(-classes // LINE) * LINE)[:, :classes]
-    losses = torch.empty(count, dtype=torch.float32, device=x.device)
-    each = torch.ones(count, dtype=torch.float32, device=x.device)
-    each = each if share is None else each * share
+    losses, each, share = None, None, None
     for first in range(0, count, step):
         part = slice(first, min(first + step, count))
         of_x, of_target = rows[part], wanted[part]
         now = logits[: len(of_x)]
         torch.mm(of_x, weight.t(), out=now)
+        if losses is None or each is None:  # small kernels, behind the first of the large ones
+            losses, each = (x.new_ones(count, dtype=torch.float32) for _ in range(2))
+            if mean:
+                share = (wanted != IGNORED).sum().float().reciprocal()
+                each.mul_(share)
         if not gradients:
             losses[part] = cross_entropy(now, of_target, "none")
             continue
@@ -99,7 +106,9 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
         return (None,) * 6
     # Where no second backward pass may come, nobody else has them.
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    scaled = [one * loss if kept else one.mul_(loss) for one in (dx, dweight)]
+    scaled = [one.clone() if kept else one for one in (dx, dweight)]
+    for one in scaled:
+        scale_in_place(one, loss)
     return *scaled, None, None, None, None
 
 
@@ -118,7 +127,7 @@ def linear_cross_entropy(
     """The loss of the logits x @ weight.T for classes `target`; class -100 does not count.
 
     x [..., k] and weight [classes, k] bf16 or fp16, `reduction` "mean" or "sum", `chunk` the rows
-    whose logits exist at a time (0: 256 MB of them).
+    whose logits exist at a time (0: as many as the weight has columns).
     """
     if reduction not in ("mean", "sum"):
         raise InputError(f"linear_cross_entropy reduction={reduction!r}: expected mean or sum")

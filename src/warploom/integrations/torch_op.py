@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import (
@@ -35,7 +36,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import choose_attention
-from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
+from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import BF16
 
@@ -104,11 +105,6 @@ def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
     return a.new_empty(shape, dtype=_out(a))
 
 
-def gemm_into(result: Any, a: Any, b: Any, residual: Any = None) -> None:
-    """a b + residual into a tensor that is not empty; the residual may be it."""
-    _gemm_fill(tuple(result.shape), result, a, b, None, residual, "none", 1.0, False)
-
-
 def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: Any) -> None:
     bias, residual, activation, scale, batch_invariant = options
     kind = allowed_type(a, "gemm a", GEMM_TYPES)
@@ -146,7 +142,7 @@ def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: An
     launch(*kernel, operands | {"parts": parts})
     launch(
         ("combine", config),
-        lambda: compiled(combine(config), combine_schedule(config)),
+        lambda: compiled(combine(config), ADDING),
         {"parts": parts} | finish,
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.autosched.schedules import compiled
-from warploom.integrations.torch_program import launch, torch_module
+from warploom.integrations.torch_program import launch, multiprocessors, torch_module
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.program import default_policy, recurrent
 from warploom.kernels.recurrent.segments import configs, scan, segments
+from warploom.kernels.recurrent.solved import few_tasks
 
 torch: Any = torch_module()
 BY_ROW = ("q", "k", "v", "dt", "o")
@@ -19,8 +20,15 @@ def best_count(config: RecurrentConfig, v: Any) -> int:
     if config.states or v.device.type != "cuda":
         return 1
     batch, rows, heads, _ = v.shape
-    sms = torch.cuda.get_device_properties(v.device).multi_processor_count
-    return segments(config, batch, heads, rows, sms)
+    return segments(config, batch, heads, rows, multiprocessors(v.device.index))
+
+
+def alone(config: RecurrentConfig, v: Any) -> bool:
+    """Whether the second kernel of a delta rule in two has an SM for each of its tasks."""
+    batch, _, heads, _ = v.shape
+    return v.device.type == "cuda" and few_tasks(
+        config, batch, heads, multiprocessors(v.device.index)
+    )
 
 
 def run_segments(config: RecurrentConfig, arrays: dict[str, Any], scale: float, count: int) -> None:

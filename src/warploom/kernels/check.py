@@ -28,6 +28,7 @@ from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program, interpret
 from warploom.tile.footprint import Footprint, footprints
+from warploom.tile.fragments import in_memory, in_order
 from warploom.tile.interpret import bind
 from warploom.tile.rounding import Spread, limits, spreads
 
@@ -176,12 +177,12 @@ def run_on_gpu(
     Values are rounded to the declared element types first, as `tile.interpret` does. Raises
     `InputError` for what the launch refuses and `DeviceError` for a fault.
     """
-    values = bind(program, arrays)
+    values = in_memory(program, bind(program, arrays))
     kernel, device = built.kernel(), CudaDevice()
     memory = {one.name: DeviceArray(device, values[one.name], one.dtype) for one in program.arrays}
     try:
         kernel(memory, scalars, device.stream)
-        return {name: array.numpy() for name, array in memory.items()}
+        return in_order(program, {name: array.numpy() for name, array in memory.items()})
     finally:
         for array in memory.values():
             array.free()

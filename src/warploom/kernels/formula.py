@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from warploom.autosched.schedules import fitting_name
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.cost.timing import WARP_GROUP_ROWS, row_axis, state_rows
-from warploom.derive.derive import Derivation, derive
+from warploom.derive.derive import Derivation, derive_on
 from warploom.derive.formula.evaluate import evaluate
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.kernel.chunk import of_channels
@@ -73,7 +73,7 @@ def formula_kernel(diagram: Diagram) -> FormulaKernel:
 
     Raises `InputError` for a formula that takes more than one program, or none.
     """
-    found = derive(diagram, gpu_name=FORMULA_GPU, dtype=FORMULA_TYPE, streams=1)
+    found = derive_on(diagram, FORMULA_GPU, FORMULA_TYPE, streams=1)
     made = [
         (kernel, program)
         for kernel in found.kernels

@@ -223,7 +223,11 @@ class _Extractor:
         local = self.placement.local(op.dst.type)
         a, b = op.srcs[:2]
         dtype = a.type.dtype
-        busy = costs.tensor(_flops(op) // self.placement.parts, dtype.rate)
+        kinds = op.dst.type, a.type, b.type
+        shared = any(self.placement.local(kind) != kind for kind in kinds)
+        # Without the axis that groups share out, every group does all of it.
+        flops = _flops(op) // (self.placement.parts if shared else 1)
+        busy = costs.tensor(flops, dtype.rate)
         depth = a.type.size(contracted(op))
         read = prod(b.type.shape) * dtype.bytes
         if self.placement.is_shared(a):

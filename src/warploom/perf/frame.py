@@ -9,6 +9,7 @@ from math import prod
 
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.rewrites.split_sums import leaves_sums
 from warploom.tile import Index, Loop, Op, Program
 
 
@@ -63,6 +64,11 @@ class Frame:
                 if op.kind.startswith("store")
             )
         )
+
+    @cached_property
+    def handed_on(self) -> float:
+        """Of them bytes of sums that a second kernel adds up (`rewrites.split_sums`)."""
+        return self.stored if leaves_sums(self.program) else 0.0
 
     @cached_property
     def waited(self) -> int:

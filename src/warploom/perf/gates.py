@@ -156,7 +156,8 @@ class Gates:
 
     def _takers(self, ring: str) -> int:
         """How many give a slot of a ring back."""
-        return 1 if self.block.is_raw(self.block.ring(ring)) else self.parts
+        own = self.block.ring(ring)
+        return self.block.is_raw(own) + self.block.takers(own)
 
     def signals(self, group: int, number: int, now: float) -> None:
         """The group gives a slot back, or its turn on."""

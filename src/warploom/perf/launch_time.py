@@ -3,7 +3,8 @@
     task    head + sum over loops of iterations * cycles + tail + its stores, while all SMs store
     launch  the tasks in the order of the plan on the SMs, in rounds or the next free one,
             between the launch with its first copies and its last stores;
-            no less than its traffic at the rate of DRAM
+            no less than its traffic at the rate of DRAM;
+            and that of the kernel which adds up sums that go through memory
     clock   the highest at which the energy of all that leaves the power below its limit
 
 Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
@@ -43,7 +44,7 @@ from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"9.{RULES}"
+MODEL = f"11.{RULES}"
 PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
@@ -233,17 +234,33 @@ class Launch:
             for strip, first in zip(self.strips, firsts, strict=True)
         }
 
+    @cached_property
+    def read(self) -> Mapping[str, float]:
+        """Of each load, the share of what all SMs ask for at a time that L2 reads: what is
+        different, and of the rest a part for each of them, as they do not ask at the same time."""
+        again = self.machine.value("l2.read_again")
+        return {name: apart + again * (1.0 - apart) for name, apart in self.apart.items()}
+
     def rates(self) -> Rates:
-        """Of each load the cycles in which an SM gets a KiB, while all of them load."""
-        table = costs(self.gpu)
+        """Of each load the cycles in which an SM gets a KiB, while all of them load: as fast as its
+        own way takes them, or as L2 reads for all, whichever takes longer for the loads of a
+        loop."""
+        table, sizes = costs(self.gpu), dict(zip(self.strips, self.frame.asked, strict=True))
         found: dict[str, float] = {}
-        for one in self.strips:
-            rate = table.value("load.per_kib_all") * self.apart[one.op.label]
-            if self._ragged(one.op):
+        for loop in {strip.loops[-1:] for strip in self.strips}:
+            strips = [strip for strip in self.strips if strip.loops[-1:] == loop]
+            own, every = dict[str, float](), dict[str, float]()
+            for one in strips:
+                every[one.op.label] = table.value("load.per_kib_all") * self.read[one.op.label]
                 # As slow as the probe's slowest ring: at its median, GEMMs of such rows were
                 # predicted 10 to 20 % too fast.
-                rate = max(rate, table.at("high").value("load.per_kib_ragged"))
-            found[one.op.label] = max(rate, table.value("load.per_kib"))
+                ragged = table.at("high").value("load.per_kib_ragged")
+                own[one.op.label] = ragged if self._ragged(one.op) else table.value("load.per_kib")
+
+            def whole(rates: Rates, strips: Sequence[Strip] = strips) -> float:
+                return sum(sizes[one] * rates[one.op.label] for one in strips)
+
+            found |= max(own, every, key=whole)
         return found
 
     def _ragged(self, op: Op) -> bool:
@@ -348,7 +365,7 @@ class Launch:
         mhz = self._clock(replay, whole + around, traffic)
         memory = traffic / self.machine.value("dram.copy_bandwidth") * 1e6
         launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
-        alone = (whole + around) / mhz + launch
+        alone = (whole + around) / mhz + launch + self.added_up
         return LaunchTime(
             max(alone, memory),
             len(tasks),
@@ -360,6 +377,18 @@ class Launch:
             work / self.places,
             alone,
         )
+
+    @cached_property
+    def added_up(self) -> float:
+        """Microseconds of the second kernel where sums go through memory to it: all SMs read them
+        from L2, and each of its blocks has one task that waits for what it reads and stores."""
+        if not self.frame.handed_on:
+            return 0.0
+        table = costs(self.gpu)
+        read = len(self.order) * self.frame.handed_on / KIB / self.machine.integer("sm.count")
+        cycles = read * table.value("load.per_kib_all")
+        cycles += table.value("load.latency") + table.value("store.latency")
+        return self.machine.value("launch.gap") + cycles / self.machine.value("clock.boost")
 
     def _ends(self, ends: Ends) -> float:
         """Cycles of a task outside of its steady loops. Its results leave while all SMs store, and
@@ -403,12 +432,13 @@ class Launch:
         for here, loop in self._walked(replay):
             times = float(self.parts[here].mean(axis=0).sum())
             each = sum(count * one(name) for name, count in loop.events.items())
-            for strip in () if near else self.strips:
-                far = strip.bytes * self.apart[strip.op.label] * (one("l2") - one("copy"))
-                each += far if here in strip.loops else 0.0
+            for strip, asked in () if near else zip(self.strips, self.frame.asked, strict=True):
+                # A cluster asks once.
+                read = self.read[strip.op.label] * asked / self.plan.resident
+                each += read * (one("l2") - one("copy")) if here in strip.loops else 0.0
             picojoules += times * each
         picojoules += len(self.order) * self.frame.stored * one("store")
-        if any(loop.events.get("matmul") for loop in replay.loops.values()):
+        if any(name.startswith("matmul") for loop in replay.loops.values() for name in loop.events):
             top = min(top, machine.value("clock.tensor"))
         room = machine.value(self.limit) - machine.value("power.static")
         exponent = machine.value("energy.exponent")

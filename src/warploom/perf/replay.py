@@ -55,9 +55,9 @@ from warploom.schedule.model.bounds import Bounds, lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.target import UNIT_TITLES
-from warploom.tile import Program
+from warploom.tile import Op, Program
 
-RULES = 6  # version of the rules: what was concluded from other ones is not used again
+RULES = 7  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.0, 0.15, 0.3, 0.45)  # of the least interval: how late a group begins
 BEYOND = 4  # passes, beyond as many as a ring has slots, that are as long where a walk has settled
@@ -65,6 +65,8 @@ WARPS = 4  # of a group
 MATMUL_ROWS = 64  # of the first operand of a matrix instruction
 OPERAND_BYTES = 32  # of a row that a matrix instruction reads
 BANK_BYTES, LANE_CYCLES = 128, 4  # of a warp's access of 32 bits a lane, and its cycles in the pipe
+# Operands whose products take other energy than those of bf16.
+MATMULS = {"fp16": "matmul_fp16", "e4m3": "matmul_fp8", "e5m2": "matmul_fp8"}
 TURN_BYTES, TURN_INSTRUCTIONS = 512, 6  # of a step of warps that turn operands
 
 
@@ -339,10 +341,11 @@ def _events(
         found[name] = found.get(name, 0.0) + count
 
     groups = block.placement.parts / unroll
+    matmul = matmul_of(block, index)
     for slot, _ in code:
         if slot.matmul:
             rows = slot.matmul * hopper().columns + (0 if slot.from_registers else MATMUL_ROWS)
-            add("matmul", groups * slot.matmul)
+            add(matmul, groups * slot.matmul)
             add("operands", groups * rows * OPERAND_BYTES)
         elif slot.pipe is Pipe.LSU:
             add("smem", groups * WARPS * slot.occupancy * BANK_BYTES / LANE_CYCLES)
@@ -358,6 +361,14 @@ def _events(
         else:
             add("copy", block.placement.shared[step.op.dst.name][1].bytes)
     return found
+
+
+def matmul_of(block: BlockProgram, index: str) -> str:
+    """The name that the energy of a loop's matmuls has, by the operands of the first."""
+    loops = block.placement.program.loops()
+    body = next(loop.body for loop in loops if loop.index == index)
+    kinds = (op.srcs[0].type.dtype.name for op in body if isinstance(op, Op) and op.kind == "mma")
+    return MATMULS.get(next(kinds, ""), "matmul")
 
 
 def _pace(

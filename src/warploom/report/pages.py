@@ -10,6 +10,9 @@ import jinja2
 
 from warploom import __version__
 
+# Operations on the special-function unit, which have a colour of their own.
+SPECIAL = ("exp", "exp2", "log", "log2", "reciprocal", "rsqrt", "sqrt", "tanh", "sigmoid", "div")
+
 
 @dataclass(frozen=True)
 class Figure:

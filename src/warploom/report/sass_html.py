@@ -244,7 +244,7 @@ def row_note(one: KernelDiff, row: Row) -> str:
     parts: list[str] = []
     if row.change is Change.MOVED and row.before is not None and row.after is not None:
         step = row.after - row.before
-        parts.append(f"moved {'down' if step > 0 else 'up'} {abs(step)}")
+        parts.append(f"moved {'down' if step > 0 else 'up'} {abs(step)}" if step else "moved")
         home, away = one.before.block_of[row.before], one.after.block_of[row.after]
         if home != away:
             parts.append(f"from block {home} to {away}")

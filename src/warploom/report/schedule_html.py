@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.report.optimize_html import Page, page_html
-from warploom.report.pages import Figure
+from warploom.report.pages import SPECIAL, Figure
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import UNIT_TITLES, Target
@@ -65,4 +65,6 @@ def _kind(op: str) -> str:
     """How an operation is coloured."""
     if op == "mma":
         return "matmul"
+    if op in SPECIAL:
+        return "special"
     return "copy" if op in ("load", "store") else "math"

@@ -68,6 +68,14 @@ class _Place:
         return symbol(self.number) * self.size
 
 
+def leaves_sums(program: Program) -> bool:
+    """Whether a program is the first of such a pair."""
+    return any(one.name == PARTS and one.dims[0] == SLICES for one in program.arrays) and any(
+        op.kind == "store" and op.array is not None and op.array.name == PARTS
+        for op in program.ops()
+    )
+
+
 def _places(program: Program, total: Var) -> list[_Place]:
     """The places of both axes of a sum, from the store that its elements end up in."""
     found: dict[str, _Place] = {}

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.errors import InputError
-from warploom.tile.dtypes import round_to, storage_of
-from warploom.tile.ir import Array, Op, Span, TileType, joint_axis
+from warploom.tile.dtypes import FP16, round_to, storage_of
+from warploom.tile.ir import Op, Span, TileType, joint_axis
 from warploom.tile.ops import BLOCK, OPS, TAKEN_OFF
 from warploom.tile.typing import quad_places
 
@@ -115,16 +115,27 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
 
 
 def _lower_inverse(value: Value) -> Value:
-    """By forward substitution, all blocks at once: row c is done when the rows above it are in."""
-    count = value.shape[0] // BLOCK
-    blocks = value.reshape(count, BLOCK, count, BLOCK)[range(count), :, range(count)]
-    low = np.tril(blocks, -1)
-    inverse = np.broadcast_to(np.eye(BLOCK, dtype=value.dtype), low.shape).copy()
-    for c in range(BLOCK - 1):
-        inverse -= low[:, :, c, None] * inverse[:, c, None]
-    found = np.zeros((count, BLOCK, count, BLOCK), value.dtype)
-    found[range(count), :, range(count)] = inverse
-    return found.reshape(value.shape)
+    """Row after row of blocks: what is left of one on the diagonal is its inverse times the rows
+    above. Operands are fp16; blocks of half that size are inverted by substitution."""
+
+    def product(a: Value, b: Value) -> Value:
+        return np.matmul(round_to(FP16, a), round_to(FP16, b))
+
+    low, inverse = np.tril(value, -1), np.eye(len(value), dtype=value.dtype)
+    half = BLOCK // 8
+    for at in range(0, len(value), half):
+        own = slice(at, at + half)
+        for c in range(at, at + half - 1):
+            inverse[own, own] -= low[own, c, None] * inverse[c, own]
+    for at in range(half, len(value), 2 * half):
+        before, own = slice(at - half, at), slice(at, at + half)
+        left = product(inverse[own, own], low[own, before])
+        inverse[own, before] = product(-left, inverse[before, before])
+    for at in range(2 * half, len(value), 2 * half):
+        own = slice(at, at + 2 * half)
+        left = product(inverse[own, own], low[own, :at])
+        inverse[own, :at] = product(-left, inverse[:at, :at])
+    return inverse
 
 
 def _gather(op: Op, sources: Sequence[Value], axis: int) -> Value:
@@ -141,7 +152,7 @@ def _gather(op: Op, sources: Sequence[Value], axis: int) -> Value:
 
 
 def bounds(
-    array: Array, spans: Sequence[Span], shape: Sequence[int], symbols: Mapping[str, int]
+    spans: Sequence[Span], shape: Sequence[int], symbols: Mapping[str, int]
 ) -> tuple[tuple[slice | int, ...], tuple[slice, ...]] | None:
     """Where a tile and its array meet: the array's index and the tile's; None when nowhere."""
     outer: list[slice | int] = []
@@ -189,7 +200,7 @@ def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
             part = tile[number * rows : (number + 1) * rows]
         elif joint_axis(spans):
             part = tile.reshape(_sizes(spans))
-        meeting = bounds(op.array, spans, source.shape, symbols)
+        meeting = bounds(spans, source.shape, symbols)
         if meeting is not None:
             outer, inner = meeting
             part[inner] = round_to(kind.dtype, np.asarray(source[outer]))
@@ -205,7 +216,7 @@ def write_tile(
 ) -> None:
     """Store (or add) the part of the tile that lies in the array."""
     assert op.array is not None
-    meeting = bounds(op.array, op.spans, target.shape, symbols)
+    meeting = bounds(op.spans, target.shape, symbols)
     if meeting is None:
         return
     outer, inner = meeting

@@ -57,7 +57,7 @@ def footprints(program: Program, arrays: Mapping[str, Value]) -> dict[str, Footp
         known = task_symbols(program, arrays, {**symbols, **point})
         for op, at in _stores(program.body, arrays, known):
             assert op.array is not None
-            box = bounds(op.array, op.spans, arrays[op.array.name].shape, at)
+            box = bounds(op.spans, arrays[op.array.name].shape, at)
             if box is not None:
                 owners[op.array.name].write(box[0], number, op.kind == "store_add")
     return {name: owner.footprint(name, tasks) for name, owner in owners.items()}

@@ -283,13 +283,14 @@ def cumsum(x: Tile, axis: str) -> Tile:
 
 
 def lower_inverse(x: Tile) -> Tile:
-    """Inverses of the unit lower triangular blocks of 16 x 16 on the diagonal; 0 elsewhere.
+    """The inverse of a unit lower triangular tile.
 
-    `x: fp32[r, n]`, both a multiple of 16 long. Of a block only what is below its diagonal counts:
-    with L of those elements its place gets (1 + L)^-1, by forward substitution in fp32.
+    `x: fp32[r, n]`, both 64 long, of which only what is below the diagonal counts: with L of those
+    elements the result is (1 + L)^-1. Emitted code has blocks of 8 rows in fp32, and makes the rest
+    of them by matmuls of fp16 numbers with sums in fp32.
     """
     a_tile(x, "lower_inverse")
-    checked(rules.blocks_type, "lower_inverse", x.type)
+    checked(rules.inverse_type, "lower_inverse", x.type)
     return emit("lower_inverse", x.type, (x.var,), stem="inverse", axis=x.type.names[1])
 
 

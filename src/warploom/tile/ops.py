@@ -9,7 +9,7 @@
     select      where(condition, a, b)
     reduce      one axis goes
     scan        along one axis, same type
-    blocks      the 16 x 16 blocks on the diagonal, same type
+    inverse     a square tile, same type
     matmul      the axis both operands share is contracted, fp32 result
     shape       transpose, rename, slice, cast, copy, gather, quad_order
     sink        store
@@ -29,7 +29,7 @@ Numpy = Callable[..., Any]
 TAKEN_OFF = -1  # the value of a matmul whose product is taken off what it adds to
 PHILOX_ROUNDS = 10
 WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # the low word of two, and its bits
-BLOCK = 16  # rows and columns of the blocks on a diagonal
+BLOCK = 64  # rows and columns of a tile that is inverted
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ _ENTRIES = (
     OpSpec("reduce_min", "reduce", (1,), np.fmin.reduce),
     OpSpec("argmax", "reduce", (1,)),
     OpSpec("cumsum", "scan", (1,), np.cumsum),
-    OpSpec("lower_inverse", "blocks", (1,)),
+    OpSpec("lower_inverse", "inverse", (1,)),
     OpSpec("mma", "matmul", (2, 3)),
     OpSpec("cast", "shape", (1,)),
     OpSpec("copy", "shape", (1,)),

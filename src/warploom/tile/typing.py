@@ -101,13 +101,10 @@ def scan_type(kind: str, source: TileType, axis: str) -> TileType:
     return source
 
 
-def blocks_type(kind: str, source: TileType) -> TileType:
-    """The type of what is made of the blocks on the diagonal: the source's."""
-    sizes = set(source.shape)
-    if source.dtype is not FP32 or len(source.axes) != 2 or len(sizes) > 1 or sizes.pop() % BLOCK:
-        raise InputError(
-            f"{kind} of {source}: expected fp32 and two axes of one length, a multiple of {BLOCK}"
-        )
+def inverse_type(kind: str, source: TileType) -> TileType:
+    """The type of the inverse of a tile: the tile's."""
+    if source.dtype is not FP32 or source.shape != (BLOCK, BLOCK):
+        raise InputError(f"{kind} of {source}: expected fp32 and two axes of {BLOCK}")
     return source
 
 

@@ -142,8 +142,8 @@ def result_type(program: Program, op: Op) -> TileType | None:
         return rules.reduce_type(op.kind, sources[0], op.axis)
     if spec.group == "scan":
         return rules.scan_type(op.kind, sources[0], op.axis)
-    if spec.group == "blocks":
-        return rules.blocks_type(op.kind, sources[0])
+    if spec.group == "inverse":
+        return rules.inverse_type(op.kind, sources[0])
     if spec.group == "matmul":
         return _matmul(op, sources)
     if spec.group == "sink":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from warploom.codegen.analysis.register_tiles import COLUMN_GROUP
 from warploom.codegen.ir.place import Placement
 from warploom.tile import Op, TileType
-from warploom.tile.ops import OPS
+from warploom.tile.ops import BLOCK, OPS
 
 WARPS = 4
 WORD = 4  # bytes of a value, whatever its element type
@@ -48,6 +48,8 @@ def words(placement: Placement, op: Op) -> int:
     if op.id not in placement.fusion.kept or not op.srcs:
         return 0
     kind = placement.oriented(placement.local(op.srcs[0].type))
+    if op.kind == "lower_inverse":
+        return BLOCK * BLOCK // 2 * 10 // 16  # blocks up to the diagonal, two elements a word
     if crosses_rows(placement, op):
         rows, cols = (*kind.shape, 1)[:2]
         blocks = rows // 64 if op.kind == "cumsum" else 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Issue, Join, Meet, Release, Run, Step, Take
 from warploom.tile import Op
@@ -68,8 +68,8 @@ class Effects:
         return {var.name for var in op.srcs[first:2]} & set(self.placement.staged)
 
 
-def effects_of(block: BlockProgram, role: Role) -> Effects:
-    """What the ops of a role of a block program touch."""
+def effects_of(block: BlockProgram) -> Effects:
+    """What the ops of a block program touch."""
     ops = {op.id: op for op in block.placement.program.ops()}
     read = {op.id: {ring.name for ring in block.rings_read(op)} for op in ops.values()}
     readers = {

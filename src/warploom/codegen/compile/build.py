@@ -36,6 +36,7 @@ from warploom.files import (
     write_text_atomically,
 )
 from warploom.runtime import nvrtc
+from warploom.runtime.in_turn import InTurn
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
 from warploom.tables import html_table
@@ -44,6 +45,7 @@ from warploom.tile.ops import OPS
 
 SCHEMA = "warploom.kernel"
 VERSION = 1
+AFTER = "after"  # the folder of a second kernel
 ARCHITECTURES = ("sm_90a",)
 GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
 BUILD_ARCHITECTURES = {**GPU_ARCHITECTURES, "a100": "sm_80"}  # what `warploom build` takes
@@ -73,7 +75,8 @@ class Resources:
 class Built:
     """A kernel ready to launch or to ship: source, machine code and what a launch must know.
 
-    `bits` says what its results depend on and in which order it sums (`codegen.invariance`).
+    `bits` says what its results depend on and in which order it sums (`codegen.invariance`). A
+    kernel `after` it goes on from what it leaves in memory; its folder lies in that of the first.
     """
 
     source: CudaSource
@@ -83,6 +86,7 @@ class Built:
     program_text: str = ""
     schedule: Mapping[str, Any] = field(default_factory=dict[str, Any])
     bits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    after: Built | None = None
 
     def manifest(self) -> dict[str, Any]:
         """Everything but source and cubin, as JSON data."""
@@ -93,6 +97,7 @@ class Built:
             **self.source.to_json(),
             "resources": asdict(self.resources),
             "bits": dict(self.bits),
+            **({} if self.after is None else {"after": self.after.source.name}),
             "sha256": hashlib.sha256(self.cubin).hexdigest(),
         }
 
@@ -122,8 +127,18 @@ class Built:
         return Interface(**taken, arch=self.arch, registers=self.resources.registers)
 
     def kernel(self, device: int = 0) -> Kernel:
-        """The kernel on a GPU, to be called with arrays; raises what `Kernel` raises."""
-        return Kernel(self.interface, self.cubin, device)
+        """The kernel on a GPU, to be called with arrays, or it and the one after it as one; raises
+        what `Kernel` raises."""
+        own = self.interface, self.cubin
+        if self.after is None:
+            return Kernel(*own, device)
+        # Dimensions of what is handed on are those of the grid that are written out.
+        lengths = {
+            axis.removesuffix("_tile"): extent.evaluate({})
+            for axis, extent in self.source.grid
+            if not extent.symbols()
+        }
+        return InTurn(own, (self.after.interface, self.after.cubin), lengths, device)
 
     def write(self, folder: Path) -> None:
         """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
@@ -137,6 +152,8 @@ class Built:
         write_text_atomically(
             folder / "manifest.json", json.dumps(self.manifest(), indent=1) + "\n"
         )
+        if self.after is not None:
+            self.after.write(folder / AFTER)
 
     @classmethod
     def read(cls, folder: Path) -> Built:
@@ -159,7 +176,9 @@ class Built:
             raise InputError(f"{folder}/{name}.cubin is not the one manifest.json was written for")
         source = CudaSource(**CudaSource.read(data), text=text)
         resources = _resources(data["resources"])
-        return cls(source, cubin, resources, data["arch"], bits=data.get("bits", {}))
+        after = cls.read(folder / AFTER) if "after" in data else None
+        bits = data.get("bits", {})
+        return cls(source, cubin, resources, data["arch"], bits=bits, after=after)
 
 
 def program_key(text: str) -> str:

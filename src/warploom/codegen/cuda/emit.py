@@ -29,13 +29,13 @@ from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.text import block_text
 from warploom.errors import InputError
-from warploom.tile import Var
+from warploom.tile import Op, Var
 from warploom.tile.dtypes import HALVES, dtype
 
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
 SLOT_READS = (
     *("tile_offset", "load_matrix", "load_matrix_transposed"),
-    *("read_left", "read_bytes", "turn_tile", "widen_tile"),
+    *("read_left", "read_bytes", "turn_tile"),
 )
 
 
@@ -190,7 +190,7 @@ class Printer:
             # Each warp of the groups, or of those that turn what is in it, gives a slot back, in
             # all blocks that a copy serves.
             blocks = self.cluster if ring.name in self.facts.crossing else 1
-            takers = self.turning if self.block.is_raw(ring) else 4 * self.block.takers(ring)
+            takers = self.turning * self.block.is_raw(ring) + 4 * self.block.takers(ring)
             fillers = self.turning if self.block.is_turned(ring) else 1
             lines += [
                 f"for (int s = 0; s < {ring.depth}; ++s) {{",
@@ -323,6 +323,7 @@ class Printer:
             carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.facts.overwritten)]
+            body += [line for op in self._kept() for line in values.masks(op, {})]
         body += self.steps.role(code)
         if role.ahead:
             overlap = Overlap.of(self.block, role)
@@ -337,13 +338,12 @@ class Printer:
             where = next(op.where for op in self.program.ops() if op.dst == var)
             raise InputError(f"{where}: {error}") from None
 
+    def _kept(self) -> list[Op]:
+        return [op for op in self.program.ops() if op.id in self.placement.fusion.kept]
+
     def _registers(self) -> list[Var]:
-        found: dict[str, Var] = {}
-        for op in self.program.ops():
-            if op.dst is None or op.id not in self.placement.fusion.kept:
-                continue
-            if not self.placement.is_shared(op.dst):
-                found[op.dst.name] = op.dst
+        made = (op.dst for op in self._kept() if op.dst is not None)
+        found = {var.name: var for var in made if not self.placement.is_shared(var)}
         return list(found.values())
 
 

@@ -24,6 +24,7 @@ from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import (
     GROUP,
+    MOVED,
     REDUCE,
     At,
     Values,
@@ -41,7 +42,6 @@ ALONG_ROWS = {"argmax": row_argmax_lines, "cumsum": row_cumsum_lines} | dict.fro
     REDUCE, row_reduce_lines
 )
 FEW_QUADS = 4  # of a vector in fragments that all lie in registers at once
-MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
 
 
 def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -96,9 +96,17 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
     if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
         return _chosen_words(values, op, names)
+    word = values.product_word(op, "t", "i", names) if packed else ""
+    if packed and (mask := values.masked(op)) is not None:
+        low, high = (
+            values.element(mask[1], At("tile", "t", f"(2 * i + {n})"), names) for n in (0, 1)
+        )
+        word = f"pack_{op.dst.type.dtype}({low}, {high}) & {op.dst.name}_mask[t][i]"
     if packed and op.kind in MOVED and _in_registers(values, op.srcs[0]):
+        word = values.word(op.srcs[0], "t", "i", names)
+    if word:
         blocks, count = values.extents(op.dst.type)
-        line = f"    {c_name(op.dst.name)}[t][i] = {values.word(op.srcs[0], 't', 'i', names)};"
+        line = f"    {c_name(op.dst.name)}[t][i] = {word};"
         return [*unrolled("t", blocks), *unrolled("i", count), line]
 
     def value(at: At) -> str:

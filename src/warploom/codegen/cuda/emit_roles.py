@@ -292,9 +292,9 @@ class StepCode(StepLines):
             case steps.Publish():
                 return self._publish(step)
             case steps.Wait():
-                return self._wait(step)
+                return self._wait(step, role.transposes)
             case steps.Release():
-                return self._release(step)
+                return self._release(step, role.transposes)
             case steps.Issue():
                 return self._issue(step, here)
             case steps.Join():

@@ -71,7 +71,7 @@ class _Sm80Steps(StepCode):
             f"advance<{self.block.ring(name).depth}>({name}_cursor);",
         ]
 
-    def _release(self, step: Release) -> list[str]:
+    def _release(self, step: Release, turns: bool = False) -> list[str]:
         # Every lane arrives for its own reads. One lane a warp would do after a __syncwarp, but
         # racecheck does not follow reads through that to the barrier.
         ring, name = self.block.ring(step.ring), step.ring

@@ -22,6 +22,7 @@ from warploom.tile.ops import NIBBLES
 
 Names = dict[str, str]
 
+MATRIX_BYTES = 32  # of a row of a tile that one stmatrix writes
 FEW = 2  # staged tiles, whose addresses a loop may keep
 
 
@@ -45,8 +46,6 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     come in pairs, each lane's own."""
     assert op.dst is not None
     moved = moves_on(values.placement, op)
-    if moved and (whole := _widened_whole(values, block, op)):
-        return whole
     kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
     first = values.first_row(kind.names[0], kind.shape[0])
     row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
@@ -73,7 +72,9 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
             f"{buffer.offset}{number}, {row}, {col});",
         ]
     into = "moved[i]" if moved else f"{name}[t][4 * s + i]"
-    whole = _nibble_pair(values, op) or _byte_pair(values, op) or _product_pair(values, op, names)
+    read = {var.name: f"{c_name(var.name)}_words[i]" for var in values.placement.slots_read(op)}
+    whole = _nibble_pair(values, op) or _byte_pair(values, op)
+    whole = whole or values.product_word(op, "t", "4 * s + i", names, read)
     if whole:
         count, body = 4, f"{into} = {whole};"
     elif op.dst.type.dtype.name in PACKED:
@@ -97,27 +98,6 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
         *indent(inner),
         "}",
     ]
-
-
-def _widened_whole(values: Values, block: BlockProgram, op: Op) -> list[str]:
-    """Lines that bring a loaded e4m3 tile as fp16 into a group's own staged region, 16 bytes of a
-    row at a time; [] for other ops. No register has an element of it for long."""
-    assert op.dst is not None
-    placement, source = values.placement, op.srcs[0]
-    kinds = source.type.dtype.name, op.dst.type.dtype.name
-    if op.kind != "cast" or kinds != ("e4m3", "fp16") or not placement.is_shared(source):
-        return []
-    whole = placement.oriented(op.dst.type)
-    if whole.names != source.type.names:
-        return []
-    ring, buffer = block.home(source.name)
-    base, to = f"{ring.name}_base", placement.staged[op.dst.name]
-    number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
-    first = values.part_size(whole.names[1], whole.shape[1])
-    form = f"{to.rows}, {to.cols}, {buffer.tile.width}, {to.width}"
-    room = at_use(placement, f"{op.dst.name}_room")
-    at = f"{ring.name}_at + {buffer.offset}{number}"
-    return [f"widen_tile<{form}>({room}, {at}, {f'part * {first}' if first else '0'});"]
 
 
 def moves_on(placement: Placement, op: Op) -> bool:
@@ -161,7 +141,7 @@ def turn_lines(block: BlockProgram, op: Op) -> list[str]:
     """Turn a loaded 8-bit tile: transposed and in the order of quads into the slot acquired, by the
     warps behind the producer's."""
     assert op.dst is not None
-    warps = next(role.warps for role in block.roles if role.transposes)
+    role = next(role for role in block.roles if role.transposes)
     (ring, buffer), (source, raw) = map(
         block.home, (op.dst.name, block.placement.turned[op.dst.name])
     )
@@ -169,9 +149,18 @@ def turn_lines(block: BlockProgram, op: Op) -> list[str]:
     base = f"{source.name}_base"
     number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
     tile, loaded = buffer.tile, raw.tile
-    form = f"{tile.width}, {tile.rows}, {loaded.width}, {loaded.rows}, {loaded.cols}, {warps}"
+    form = (
+        f"{tile.width}, {tile.rows}, {loaded.width}, {loaded.rows}, {loaded.cols}, {role.warps}, "
+        f"{steps_ahead(role.registers)}"
+    )
     to = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes} + {buffer.offset}"
     return [f"turn_tile<{form}>({to}, {source.name}_at + {raw.offset}{number});"]
+
+
+def steps_ahead(registers: int) -> int:
+    """How many steps of turning a wide tile have their matrices on their way, in so many registers
+    a thread: each takes four and addresses, and more spill."""
+    return max(1, 3 + (registers - 40) // 6)
 
 
 def _nibble_pair(values: Values, op: Op) -> str:
@@ -192,23 +181,6 @@ def _byte_pair(values: Values, op: Op) -> str:
     if op.kind != "cast" or kinds != ("e4m3", "fp16") or not values.placement.is_shared(source):
         return ""
     return f"halves_e4m3({c_name(source.name)}_words[i])"
-
-
-def _product_pair(values: Values, op: Op, names: Names) -> str:
-    """The packed word of two neighbours, where an op multiplies narrow elements of what lies in
-    slots: both in one instruction, each rounded once."""
-    kind = op.dst.type if op.dst is not None else None
-    if op.kind != "mul" or kind is None or kind.dtype.name not in PACKED:
-        return ""
-    if any(src.type.dtype is not kind.dtype or len(src.type.axes) < 2 for src in op.srcs):
-        return ""
-    words = (
-        f"{c_name(src.name)}_words[i]"
-        if values.placement.is_shared(src)
-        else values.word(src, "t", "4 * s + i", names)
-        for src in op.srcs
-    )
-    return f"product_{kind.dtype}({', '.join(words)})"
 
 
 def at_use(placement: Placement, address: str) -> str:
@@ -246,23 +218,23 @@ def stage_lines(
         )
     common = op.dst.name in values.placement.common
     head = [*unrolled("t", values.blocks(op.dst.type))]
-    turn = f"{op.dst.name}_turn"
+    turn, size = f"{op.dst.name}_turn", op.dst.type.dtype.bytes
     matrices = (
-        fence and tile.cols % SLOT_COLUMNS == 0
+        fence and tile.cols * size % MATRIX_BYTES == 0
     )  # stmatrix came with Hopper, as the proxy did
     room, place = _staged_place(values, op, matrices, turn if slot else "", fence)
     if matrices:
         words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
         lines = [
             *head,
-            *unrolled("s", tile.cols // SLOT_COLUMNS),
+            *unrolled("s", tile.cols * size // MATRIX_BYTES),
             f"    stmatrix({room}({place}), {words});",
         ]
     else:
         word = values.word(op.dst, "t", "i", names)
         lines = [
             *head,
-            *unrolled("i", tile.cols // 4),
+            *unrolled("i", tile.cols * size // 8),
             f"    shared_write({room}({place}), int({word}));",
         ]
     return [

@@ -89,7 +89,7 @@ class StepLines:
         self.plan = block.launch
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
-        self.values = Values(block.placement)
+        self.values = Values(block.placement, block.launch.keep_masks)
 
     def _acquire(self, step: steps.Acquire, here: Here) -> list[str]:
         ring = self.block.ring(step.ring)
@@ -120,9 +120,9 @@ class StepLines:
         advance = f"advance<{ring.depth}>({name}_cursor);"
         return [*written, advance] if self.block.is_turned(ring) else [advance]
 
-    def _wait(self, step: steps.Wait) -> list[str]:
+    def _wait(self, step: steps.Wait, turns: bool = False) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
-        if self.block.is_raw(ring):
+        if turns:
             cursor = raw_cursor(self.block, ring)
             return [
                 f"const unsigned {name}_slot = {cursor}.slot;",
@@ -139,10 +139,9 @@ class StepLines:
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 
-    def _release(self, step: steps.Release) -> list[str]:
+    def _release(self, step: steps.Release, turns: bool = False) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
-        raw = self.block.is_raw(ring)
-        bar = f"{name}_empty + {name}_{'slot' if raw else 'oldest'} * 8"
+        bar = f"{name}_empty + {name}_{'slot' if turns else 'oldest'} * 8"
         if name in self.facts.crossing:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
         else:
@@ -154,7 +153,7 @@ class StepLines:
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         if name in self.facts.read_by_lanes:
             stored.append("__syncwarp();  // every lane has read its part of the slot")
-        if raw:
+        if turns:
             return [*stored, arrive]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
@@ -212,6 +211,8 @@ class StepLines:
         are."""
         assert step.op.dst is not None
         name = step.op.dst.name
+        if takes_turns(self.block, name):
+            return [f"{name}_turn ^= {self.facts.layout.common_bytes[name]};"]
         return [] if name in self.block.placement.staged else take_lines(here.values, step.op.dst)
 
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:

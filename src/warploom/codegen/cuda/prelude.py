@@ -26,6 +26,7 @@ SM80_PRELUDE = read("sm80.cuh")
 PRELUDE = {
     **read("hopper.cuh"),
     **read("values.cuh"),
+    **read("blocks.cuh"),
     **TYPES,
     **read("memory.cuh"),
     **read("index.cuh"),

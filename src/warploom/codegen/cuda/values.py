@@ -6,14 +6,16 @@ Which thread holds which element is `analysis.register_tiles`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from warploom.codegen.analysis.register_tiles import LANES, PACKED, RegisterTiles
+from warploom.codegen.cuda.lines import unrolled
 from warploom.codegen.cuda.names import c_name
+from warploom.codegen.ir.place import Placement
 from warploom.errors import InputError
 from warploom.tile import BOOL, INT8, Index, Op, Span, TileType, Var, round_to
 
@@ -162,8 +164,15 @@ class At:
         return self.i if self.kind == "col" else f"((({self.i}) >> 2) * 2 + (({self.i}) & 1))"
 
 
+MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
+
+
 class Values(RegisterTiles):
-    """Declares and reads the register tiles of a kernel."""
+    """Declares and reads the register tiles of a kernel; `keep_masks` as in its launch plan."""
+
+    def __init__(self, placement: Placement, keep_masks: bool = False) -> None:
+        super().__init__(placement)
+        self.keep_masks = keep_masks
 
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
@@ -327,10 +336,83 @@ class Values(RegisterTiles):
 
     def word(self, var: Var, t: str, i: str, names: dict[str, str]) -> str:
         """Packed word `i` of a 16-bit tile: two neighbouring columns."""
-        if var.name not in self.placement.fusion.inlined:
+        inner = self.placement.fusion.inlined.get(var.name)
+        if inner is None:
             return f"{c_name(var.name)}[{t}][{i}]"
         low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
-        return self._packed(var, low, high, names)
+        product = self.product_word(inner, t, i, names)
+        return product or self._packed(var, low, high, names)
+
+    def masked(self, op: Op) -> tuple[Var, Var] | None:
+        """(condition, what is left where it holds) of a cast to a packed tile that is 0 elsewhere,
+        where the condition is on places alone and masks are kept."""
+        inner = self.placement.fusion.inlined.get(op.srcs[0].name) if op.srcs else None
+        kind = op.dst.type if op.dst is not None else None
+        if not self.keep_masks or kind is None or op.kind != "cast" or inner is None:
+            return None
+        if inner.kind != "where" or self.form(kind) != "tile" or kind.dtype.name not in PACKED:
+            return None
+        condition, value, rest = inner.srcs
+        nothing = self.placement.fusion.inlined.get(rest.name)
+        if nothing is None or nothing.kind != "fill" or float(nothing.value or 0):
+            return None
+        return (condition, value) if self._of_places(condition) else None
+
+    def _of_places(self, var: Var) -> bool:
+        """Whether a variable follows from places in a tile alone."""
+        op = self.placement.fusion.inlined.get(var.name)
+        if op is None:
+            return False
+        if op.kind == "coordinate":
+            return op.start is not None and not op.start.symbols()
+        return op.kind == "fill" or (bool(op.srcs) and all(self._of_places(x) for x in op.srcs))
+
+    def masks(self, op: Op, names: dict[str, str]) -> list[str]:
+        """The words of the mask of an op, before the loops."""
+        found = self.masked(op)
+        if found is None or op.dst is None:
+            return []
+        blocks, count = self.extents(op.dst.type)
+        low, high = (
+            self.element(found[0], At("tile", "t", f"(2 * i + {n})"), names) for n in (0, 1)
+        )
+        name = f"{op.dst.name}_mask"
+        return [
+            f"unsigned {name}[{blocks}][{count}];",
+            *unrolled("t", blocks),
+            *unrolled("i", count),
+            # Hidden from the compiler, which would make them where they are used.
+            f"    {name}[t][i] = at_use(({low} ? 0xffffu : 0u) | ({high} ? 0xffff0000u : 0u));",
+        ]
+
+    def product_word(
+        self, op: Op, t: str, i: str, names: dict[str, str], read: Mapping[str, str] | None = None
+    ) -> str:
+        """Packed word `i` of a product of narrow elements: both in one instruction, each rounded
+        once. Of tiles in slots the words are in `read`, by variable. "" for other ops."""
+        kind = op.dst.type if op.dst is not None else None
+        if op.kind != "mul" or kind is None or kind.dtype.name not in PACKED:
+            return ""
+        if self.form(kind) != "tile" or any(src.type.dtype is not kind.dtype for src in op.srcs):
+            return ""
+        low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
+        words = list[str]()
+        for src in op.srcs:
+            if read and (origin := self._moved(src).name) in read:
+                words.append(read[origin])
+            elif self.placement.is_shared(src) or self._reads_vectors(src):
+                return ""
+            elif len(src.type.axes) == 2:
+                words.append(self.word(src, t, i, names))
+            else:
+                words.append(self._packed(src, low, high, names))
+        return f"product_{kind.dtype}({', '.join(words)})"
+
+    def _moved(self, var: Var) -> Var:
+        """What inlined ops that leave elements as they are take a variable from."""
+        inner = self.placement.fusion.inlined.get(var.name)
+        moves = inner is not None and inner.kind in MOVED
+        return self._moved(inner.srcs[0]) if inner is not None and moves else var
 
     def words(
         self, var: Var, t: str, first: str, group: str, count: int, names: dict[str, str]

@@ -28,7 +28,8 @@ Names = Mapping[Axis, str]
 def one_slot(program: Program) -> Program:
     """The program whose matmuls take a loaded tile that was renamed from the slot of the load.
 
-    *requires*  nothing but matmuls, and casts of 8 bits to more, read the renamed tile
+    *requires*  nothing but matmuls, and transposes that are put into the order of quads, read the
+                renamed tile
     *before -> after*  `k = load(...); r = k.rename("n", "r"); x = r @ k` ->
     `k = load(...); x = k(r, d) @ k(n, d)`, one variable under two types
     *keeps*  every other op, its number, its order and its value
@@ -37,10 +38,12 @@ def one_slot(program: Program) -> Program:
     loads = {op.dst.name for op in ops if op.kind == "load" and op.dst is not None}
     found = {op.dst.name: op for op in ops if op.kind == "rename" and op.dst is not None
              and op.srcs[0].name in loads and len(op.dst.type.axes) == 2}  # fmt: skip
+    ordered = {src.name for op in ops if op.kind == "quad_order" for src in op.srcs}
     for op in ops:
+        turned = op.kind == "transpose" and op.dst is not None and op.dst.name in ordered
         for place, src in enumerate(op.srcs):
-            widened = op.kind == "cast" and src.type.dtype.bits == 8
-            if (op.kind != "mma" or place == 2) and not widened:
+            narrow = src.type.dtype.bits == 8 and turned
+            if (op.kind != "mma" or place == 2) and not narrow:
                 found.pop(src.name, None)
     if not found:
         return program

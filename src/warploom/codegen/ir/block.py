@@ -206,12 +206,15 @@ class BlockProgram:
         return list({ring.name: ring for ring, _ in map(self.home, shared)}.values())
 
     def used_by(self, part: int) -> set[str]:
-        """The rings whose slots a compute group of that number takes: all, where every group does
-        all ops."""
-        if not self.placement.led:
-            return {ring.name for ring in self.rings}
-        ops = [op for op in self.placement.program.ops() if op.id in self.placement.fusion.kept]
-        own = [op for op in ops if self.placement.does(op, part)]
+        """The rings whose slots a compute group of that number takes: all that groups read, where
+        every group does all ops."""
+        placement = self.placement
+        if not placement.led:
+            alone = placement.only_turned
+            return {ring.name for ring in self.rings if alone.isdisjoint(ring.buffers[0].names)}
+        ops = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
+        ops = [op for op in ops if not (op.dst and placement.is_shared(op.dst))]
+        own = [op for op in ops if placement.does(op, part)]
         return {ring.name for op in own for ring in self.rings_read(op)}
 
     def takers(self, ring: Ring) -> int:
@@ -228,13 +231,14 @@ class BlockProgram:
         return not self.placement.turned.keys().isdisjoint(ring.buffers[0].names)
 
     def is_raw(self, ring: Ring) -> bool:
-        """Whether the slots of a ring are taken by warps that transpose, and by no group."""
+        """Whether warps that transpose take the slots of a ring."""
         return not set(self.placement.turned.values()).isdisjoint(ring.buffers[0].names)
 
     def taken_in(self, role: Role, loop: Loop) -> set[str]:
         """The rings that a role takes a slot of in every iteration of a loop."""
-        own = {r.name for r in self.rings if self.is_raw(r) == role.transposes and not role.loads}
-        own &= self.used_by(role.part) if role.computes else own
+        if role.computes:
+            return self.filled_in(loop) & self.used_by(role.part)
+        own = {ring.name for ring in self.rings if self.is_raw(ring) and role.transposes}
         return self.filled_in(loop) & own
 
     def filled_by(self, role: Role, loop: Loop) -> set[str]:

@@ -106,17 +106,20 @@ def fuse(program: Program) -> Fusion:
 def turned_operands(program: Program) -> dict[str, str]:
     """The operands that are turned in shared memory, with the loads that they are made of: 8-bit
     matmuls contract the last axis of their second operand, and a tile that is loaded with the other
-    one last is transposed and put into the order of quads in the loop of both."""
+    one last is transposed and put into the order of quads in the loop of both. Other matmuls may
+    read the loaded tile as it is."""
     found: dict[str, str] = {}
     for loop in program.loops():
         ops = [op for op in loop.body if isinstance(op, Op)]
         writer = {op.dst.name: op for op in ops if op.dst is not None}
         uses = Counter(src.name for op in program.ops() for src in op.srcs)
+        products = Counter(src.name for op in ops if op.kind == "mma" for src in op.srcs[:2])
         for op in ops:
             chain = [op.srcs[1].name] if op.kind == "mma" else []
             for kind in ("quad_order", "transpose", "load") if chain else ():
-                step = writer.get(chain[-1])
-                if step is None or step.kind != kind or uses[chain[-1]] > 1:
+                step, name = writer.get(chain[-1]), chain[-1]
+                beside = products[name] if kind == "load" else 0
+                if step is None or step.kind != kind or uses[name] - beside > 1:
                     break
                 chain += [src.name for src in step.srcs]
             else:

@@ -173,6 +173,12 @@ class Placement:
         """Whether the variable lives in shared memory."""
         return var.name in self.shared
 
+    @cached_property
+    def only_turned(self) -> frozenset[str]:
+        """The loaded tiles that nothing but warps that turn them reads."""
+        read = {src.name for op in self.program.ops() if op.kind == "mma" for src in op.srcs[:2]}
+        return frozenset(self.turned.values()) - read
+
     def slots_read(self, op: Op) -> list[Var]:
         """The tiles that an op reads in their slots: as a matmul, or element by element."""
         read = op.srcs[:2] if op.kind == "mma" else self.fusion.sources(op)
@@ -211,7 +217,7 @@ def place(
         shared[name] = (loads[name], shared_tile(_typed(loads[name])))
     _check_readers(program, shared, fusion)
     _check_reads(program, shared)
-    rows, cols = _axes(program, shared, fusion)
+    rows, cols = _axes(program, shared)
     cut = {} if in_turn else staged
     splits = _splits(program, split, cut, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
@@ -241,7 +247,7 @@ def _led_by_one(placement: Placement) -> Placement:
     kept = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
     own = [op for op in kept if not (op.dst and placement.is_shared(op.dst))]
     led = led_by_one(own, placement.fusion, placement.is_split, placement.rows)
-    operands = {name: _staged_tile(op, var) for name, (op, var) in led.operands.items()}
+    operands = {name: _staged_tile(op, var, True) for name, (op, var) in led.operands.items()}
     return replace(
         placement,
         staged=placement.staged | operands,
@@ -389,8 +395,8 @@ def _place_operands(
             )
 
 
-def _staged_tile(op: Op, var: Var) -> SharedTile:
-    if var.type.dtype.bytes != 2:
+def _staged_tile(op: Op, var: Var, first: bool = False) -> SharedTile:
+    if var.type.dtype.bytes != 2 and not (first and var.type.dtype.name in FP8):
         raise InputError(
             f"{op.where}: {var.name}: {var.type} is made in registers and goes through shared "
             "memory to this matmul, which only 16-bit tiles can; cast it to bf16 or fp16"
@@ -449,7 +455,7 @@ def _check_reads(program: Program, shared: Mapping[str, tuple[Op, SharedTile]]) 
 
 
 def _axes(
-    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
+    program: Program, shared: dict[str, tuple[Op, SharedTile]]
 ) -> tuple[frozenset[str], frozenset[str]]:
     rows: dict[str, str] = {}
     cols: dict[str, str] = {}

@@ -89,6 +89,9 @@ class LaunchPlan:
     reads_ahead     the producer reads the numbers that an iteration takes from memory an iteration
                     earlier, and asks L2 for later ones: beside loads that fill the memory's queue
                     such a read takes as long as several blocks
+    keep_masks      tiles of 16 bits that are 0 where a condition on places alone does not hold are
+                    cut by words that are made once a task, one register for two elements, and not
+                    by comparisons in every iteration
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
     block_dim_warps is derived from the groups
     """
@@ -116,6 +119,7 @@ class LaunchPlan:
     early_release: bool = False
     resident: int = 1
     reads_ahead: bool = False
+    keep_masks: bool = False
     l2_promotion: int = 256
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from warploom.codegen.ir.block import (
     BlockProgram,
     Pipeline,
+    Ring,
     Role,
     Scheduled,
     Straight,
@@ -108,8 +109,15 @@ def _rings(block: BlockProgram) -> Found:
             elif isinstance(step, Acquire | Fill | Publish):
                 if block.is_turned(rings[step.ring]) != role.transposes:
                     yield f"{role.name}: {step}, which another role does"
-            elif block.is_raw(rings[step.ring]) != role.transposes:
+            elif not _takes(block, role, rings[step.ring]):
                 yield f"{role.name}: {step}, which another role does"
+
+
+def _takes(block: BlockProgram, role: Role, ring: Ring) -> bool:
+    """Whether a role takes the slots of a ring: warps that turn what is in it, and groups that
+    anything else there is for."""
+    alone = block.placement.only_turned.issuperset(ring.buffers[0].names)
+    return block.is_raw(ring) if role.transposes else not alone
 
 
 def _ops(block: BlockProgram) -> Found:

@@ -166,8 +166,8 @@ def group_slots(block: BlockProgram) -> Iterator[str]:
         if role.loads:
             continue
         filled = _Filled(block, trips)
-        own = {r.name for r in block.rings if block.is_raw(r) == role.transposes}
-        own &= _used(block, role) if role.computes else own
+        raw = {ring.name for ring in block.rings if block.is_raw(ring)}
+        own = _used(block, role) if role.computes else raw
         published = {name: n for name, n in filled.published.items() if name in own}
         taken, freed = Counter[str](), Counter[str]()
         for event in trace:
@@ -195,7 +195,10 @@ def group_slots(block: BlockProgram) -> Iterator[str]:
 
 def _used(block: BlockProgram, role: Role) -> set[str]:
     """The rings whose slots a group reads or stores through."""
-    done = [op for op in block.placement.program.ops() if block.placement.does(op, role.part)]
+    placement = block.placement
+    done = [op for op in placement.program.ops() if placement.does(op, role.part)]
+    done = [op for op in done if op.id in placement.fusion.kept]
+    done = [op for op in done if op.dst is None or op.dst.name not in placement.turned]
     over = block.placement.program.ops() if block.launch.store_over else ()
     names = {var.name for op in done for var in block.placement.slots_read(op)}
     names |= {block.launch.store_over for _ in over}

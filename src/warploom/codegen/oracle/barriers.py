@@ -6,11 +6,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
 
 WARPS = 4  # arrivals of one compute group at an empty barrier
 TURNING = 3  # arrivals of the warps that turn operands, at the barriers of both of their rings
+
+
+def arrivals_of(block: BlockProgram, ring: Ring) -> int:
+    """How often a slot of a ring is given back: by the warps that turn what is in it, and by those
+    of every group that takes it."""
+    return TURNING * block.is_raw(ring) + WARPS * block.takers(ring)
 
 
 @dataclass

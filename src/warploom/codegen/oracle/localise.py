@@ -16,9 +16,10 @@ def localise(placement: Placement, op: Op, part: int) -> Op:
 
     Types shrink along the axes that are cut; coordinates and array ranges along them start at the
     part.
-    Shared operands keep their whole type: the group reads its rows of them.
+    Shared operands keep their whole type: the group reads its rows of them. Warps that turn
+    operands have no part.
     """
-    if not placement.splits or placement.parts == 1:
+    if not placement.splits or placement.parts == 1 or part < 0:
         return op
     spans = _spans(placement, op.spans, part)
     start = op.start

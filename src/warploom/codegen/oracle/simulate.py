@@ -19,11 +19,11 @@ from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight,
 from warploom.codegen.ir.steps import Fill, Issue, Join, Step, Wait
 from warploom.codegen.oracle.barriers import (
     TURNING,
-    WARPS,
     Company,
     NamedBarrier,
     PhaseBarrier,
     TaskRing,
+    arrivals_of,
 )
 from warploom.codegen.oracle.localise import localiser
 from warploom.codegen.oracle.simulate_steps import Steps
@@ -132,8 +132,7 @@ class Simulator(Steps):
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
-            takers = TURNING if self.block.is_raw(ring) else WARPS * self.block.takers(ring)
-            arrivals = takers * (self.cluster if crossing else 1)
+            arrivals = arrivals_of(self.block, ring) * (self.cluster if crossing else 1)
             fillers = TURNING if self.block.is_turned(ring) else 1
             result[ring.name] = SharedRing(
                 ring,

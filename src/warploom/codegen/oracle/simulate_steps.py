@@ -23,6 +23,7 @@ from warploom.codegen.oracle.barriers import (
     Company,
     NamedBarrier,
     Push,
+    arrivals_of,
 )
 from warploom.codegen.oracle.state import Agent, Matmul, Room, SharedRing, Slot
 from warploom.errors import CheckFailed
@@ -197,8 +198,7 @@ class Steps:
             raise CheckFailed(f"{agent.name} releases {ring.name}[{slot}], which it has not taken")
         own = self.rings[agent.block][ring.name]
         times = TURNING if agent.role.transposes else WARPS
-        takers = 1 if agent.role.transposes else self.block.takers(ring)
-        crossing = own.empty[slot].count > times * takers
+        crossing = own.empty[slot].count > arrivals_of(self.block, ring)
         for target in range(self.cluster) if crossing else (agent.block,):
             self.rings[target][ring.name].empty[slot].arrive(times)
         return True
@@ -403,13 +403,14 @@ class Steps:
         return True
 
     def _landed(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
-        """The group's part of a loaded tile, from its slot."""
+        """The group's part of a loaded tile, from its slot; all of it for warps that turn it."""
         ring, buffer = self.block.home(var.name)
         slot = self._slot_of(agent, ring, symbols)
         value = slot.values[ring.buffers.index(buffer)]
         if slot.landing or value is None:
             raise CheckFailed(f"race: {agent.name} reads {var} in {ring.name} before it landed")
-        for number, axis in enumerate(var.type.names if self.placement.parts > 1 else ()):
+        cut = self.placement.parts > 1 and agent.role.computes
+        for number, axis in enumerate(var.type.names if cut else ()):
             if axis in self.placement.splits:
                 value = np.split(value, self.placement.parts, axis=number)[agent.role.part]
         return value

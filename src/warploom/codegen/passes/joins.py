@@ -28,11 +28,11 @@ def joins(block: BlockProgram) -> BlockProgram:
     *before -> after*  `Issue u; Issue v; Run f(u)` -> `Issue u; Issue v; Join <= 1; Run f(u)`
     *keeps*  every step and its order; no matmul is unfinished where a section begins or ends
     """
+    effects = effects_of(block)
 
     def change(role: Role, section: Section) -> list[Section]:
         if not role.computes:
             return [section]
-        effects = effects_of(block, role)
         match section:
             case Straight():
                 steps, queues = insert_joins(effects, section.steps, EMPTY)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Issue, Meet, Run, Step, Take
 from warploom.codegen.passes.everywhere import every_sequence
 
@@ -22,13 +21,14 @@ def meetings(block: BlockProgram) -> BlockProgram:
                        in any case, the second right before the first matmul that reads the region.
                        With two slots (`LaunchPlan.staged_slots`) the second also says that all have
                        read what they wrote before, and there is no first.
-                       Where one group leads, the others meet it twice before they take what it made
+                       Where one group leads, the others meet it as often before they take what it
+                       made
     *keeps*  every other step and its order
     """
     placement = block.placement
     common = placement.common
     if placement.led:
-        return every_sequence(block, lambda steps: _led(placement, steps))
+        return every_sequence(block, lambda steps: _led(block, steps))
 
     def met(steps: Sequence[Step]) -> tuple[Step, ...]:
         result: list[Step] = []
@@ -49,11 +49,12 @@ def meetings(block: BlockProgram) -> BlockProgram:
     return every_sequence(block, met) if common else block
 
 
-def _led(placement: Placement, steps: Sequence[Step]) -> tuple[Step, ...]:
+def _led(block: BlockProgram, steps: Sequence[Step]) -> tuple[Step, ...]:
     """What one group hands on in a run of steps: `Run f(t); Issue g(t)` ->
     `Meet t; Run f(t); Meet t; Issue g(t)` there, and `Take t; Issue g(t)` ->
-    `Meet t; Meet t; Take t; Issue g(t)` in the others. Vectors have two slots in turn and go along
-    with a staged tile."""
+    `Meet t; Meet t; Take t; Issue g(t)` in the others; with two slots for the tile the second
+    meetings alone. Vectors have two slots in turn and go along with a staged tile."""
+    placement = block.placement
     handed = [
         (place, step.op.dst.name, step.stage)
         for place, step in enumerate(steps)
@@ -63,9 +64,12 @@ def _led(placement: Placement, steps: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(steps)
     first = next((one for one in handed if one[1] in placement.common), handed[0])
     meet, last = Meet(first[1], first[2]), handed[-1][0]
+    once = block.launch.staged_slots > 1 and first[1] in placement.common
     if isinstance(steps[last], Take):
         place = handed[0][0]
-        return (*steps[:place], meet, meet, *steps[place:])
+        return (*steps[:place], *((meet,) if once else (meet, meet)), *steps[place:])
+    if once:
+        return (*steps[: last + 1], meet, *steps[last + 1 :])
     begun = list(steps[: first[0]])
     early = _early(begun, first[1])
     before = [*begun[:early], meet, *begun[early:]]

@@ -24,11 +24,11 @@ def pipeline(block: BlockProgram) -> BlockProgram:
     Raises `InputError` where the times exchange ops that touch one tile, release a slot before its
     last reader is started, or hold more slots than a ring has.
     """
+    effects = effects_of(block)
 
     def change(role: Role, section: Section) -> list[Section]:
         if not isinstance(section, Scheduled):
             return [section]
-        effects = effects_of(block, role)
         steady = _one_interval(section, effects)
         if role.computes:
             _check_order(block, section, steady)
@@ -53,8 +53,10 @@ def _one_interval(section: Scheduled, effects: Effects) -> list[RingStep | OpSte
 
     An interval has no beginning; the role's own first op is one, unless matmuls are unfinished
     there and another op has fewer: ptxas follows matmuls over the back edge of a loop only when
-    nothing reads their results, and serialises them otherwise (C7514).
+    nothing reads their results, and serialises them otherwise (C7514). What one group hands to the
+    others in an iteration stays together: they meet for all of it.
     """
+    handed = effects.placement.handed
 
     def begin_at(start: int) -> list[RingStep | OpStep]:
         def key(at: At) -> tuple[int, bool]:
@@ -64,13 +66,15 @@ def _one_interval(section: Scheduled, effects: Effects) -> list[RingStep | OpSte
         stages = [(at.time - start) // section.interval for at in order]
         return [at.step.at(stage - min(stages)) for at, stage in zip(order, stages, strict=True)]
 
-    def rank(start: int) -> tuple[int, int, int]:
+    def rank(start: int) -> tuple[bool, int, int, int]:
         steps = begin_at(start)
         unfinished = max(len(queue) for queue in insert_joins(effects, steps, EMPTY)[1])
-        return unfinished, max(step.stage for step in steps), start
+        ops = (step for step in steps if isinstance(step, OpStep) and step.op.dst)
+        stages = {step.stage for step in ops if step.op.dst and step.op.dst.name in handed}
+        return len(stages) > 1, unfinished, max(step.stage for step in steps), start
 
     times = [at.time for at in section.steps if not isinstance(at.step, Release)]
-    if rank(min(times))[0] == 0:
+    if rank(min(times))[:2] == (False, 0):
         return begin_at(min(times))
     return begin_at(min(times, key=rank))
 

@@ -21,7 +21,6 @@ from warploom.codegen.simt.schedule import WIDEST_BYTES, SimtSchedule
 from warploom.tile import Loop, Op, Program
 
 SMALLEST_COPY = 4  # bytes that cp.async copies at least
-BESIDE_STAGED = 8  # registers for values loaded early beside staged tiles: numbers of rows
 Body = tuple[Op | Loop, ...]
 
 
@@ -83,12 +82,11 @@ def ahead(program: Program, layout: Layout, forms: Mapping[str, str], registers:
     for index, body in _bodies(program.body):
         room, bytes_ = registers, 0
         same: dict[tuple[object, ...], Slot] = {}
-        walks = bool(index) or _walks_ahead(program, schedule)
+        walks = bool(index) or _walks_ahead(schedule)
         innermost = not any(isinstance(item, Loop) for item in body)
         # The one task of a block loads what it stores to only later, too.
         staged = schedule.staged and not index and innermost
         stored = set[str]() if staged else everywhere
-        room = min(room, BESIDE_STAGED) if staged else room
         for op in body:
             if isinstance(op, Loop):
                 continue
@@ -123,7 +121,7 @@ def ahead(program: Program, layout: Layout, forms: Mapping[str, str], registers:
     return Ahead(frozenset(first), frozenset(next_), slots, frozenset(copies), stages)
 
 
-def _walks_ahead(program: Program, schedule: SimtSchedule) -> bool:
+def _walks_ahead(schedule: SimtSchedule) -> bool:
     """Whether a block knows its next tasks while it does one."""
     plan = schedule.launch
     return plan.persistent and plan.tile_scheduler == "static"

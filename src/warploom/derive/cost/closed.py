@@ -88,7 +88,7 @@ def law(kernel: Kernel, accounting: Accounting = PAPER) -> Law:
     found: list[tuple[Piece, float, float]] = []
     grid = np.logspace(0, 12, 1200 + 1)
     for capacity in grid:
-        best = _best(kernel, candidates, float(capacity))
+        best = _best(candidates, float(capacity))
         if best is None:
             continue
         if found and found[-1][0] == best:
@@ -102,7 +102,7 @@ def law(kernel: Kernel, accounting: Accounting = PAPER) -> Law:
     return Law(tuple(joined))
 
 
-def _best(kernel: Kernel, candidates: list[tuple[Piece, Any]], capacity: float) -> Piece | None:
+def _best(candidates: list[tuple[Piece, Any]], capacity: float) -> Piece | None:
     """The cheapest piece whose tiles are inside their limits at a capacity."""
     best: tuple[float, Piece] | None = None
     for piece, feasible in candidates:

@@ -48,9 +48,6 @@ class Gpu:
     """Special-function results per clock and SM."""
     joules: Mapping[str, float]
     """Joules a byte by where it comes from: "dram", "l2", "smem" (published models)."""
-    l2_parts: int
-    l2_dirty: float
-    """Bytes that wait in L2 to be written; infinity where not known."""
     fp: Mapping[str, float]
     """Operations per clock and SM on the ordinary lanes, a fused multiply-add counted as two."""
 
@@ -114,7 +111,5 @@ def gpu(name: str) -> Gpu:
         tensor,
         machine.value("mufu.rate"),
         {level: 1e-12 * machine.value(f"energy.{level}") for level in ("dram", "l2", "smem")},
-        int(machine.get("l2.partitions") or 1),
-        machine.get("l2.dirty_max") or float("inf"),
         lanes,
     )

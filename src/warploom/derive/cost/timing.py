@@ -60,12 +60,14 @@ ACCUMULATOR = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds by resource; `seconds` is their maximum times wave quantisation, plus the launch."""
+    """Seconds by resource; `seconds` is their maximum times wave quantisation, plus what is apart:
+    launches and the merging of split sums (`apart`)."""
 
     parts: Mapping[str, float]
     waves: float
     seconds: float
     joules: float
+    apart: float
 
     @property
     def binding(self) -> str:
@@ -303,7 +305,8 @@ def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
     sizes = {**kernel.body.size, **kernel.tile}
     merged = float(_merge_seconds(kernel, gpu, {k: float(v) for k, v in sizes.items()}))
     energy = parts["dram"] * gpu.dram_rate * gpu.joules["dram"] + filled * gpu.joules["l2"]
-    return Estimate(parts, waves, max(parts["dram"], inside) + LAUNCH + merged, energy)
+    apart = LAUNCH + merged
+    return Estimate(parts, waves, max(parts["dram"], inside) + apart, energy, apart)
 
 
 def _untiled(kernel: Kernel) -> Kernel:

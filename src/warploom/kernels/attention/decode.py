@@ -195,12 +195,6 @@ class DecodeConfig:
         return BF16 if self.narrow else self.dtype
 
     @property
-    def weights(self) -> DType:
-        """The element type of weights in the product with values. Of latent attention, whose values
-        lie as keys do, 8-bit ones are widened, which turning would take longer than."""
-        return FP16 if self.narrow and self.value_dim else self.dtype
-
-    @property
     def lazy(self) -> bool:
         """Whether sums are rescaled only where a row's maximum outgrows its base by `SLACK`: where
         matmuls are most of the work, and not with weights of 8 bits, which have no room for it."""
@@ -210,7 +204,7 @@ class DecodeConfig:
     @property
     def lift(self) -> float:
         """The power of 2 that the weight of a row's largest score is (`AttentionConfig.lift`)."""
-        return 4.0 if self.weights.bits == 8 else 0.0
+        return 4.0 if self.narrow else 0.0
 
     @property
     def scaled(self) -> str:
@@ -314,25 +308,24 @@ def _decode(q: Array, k: Array, config: DecodeConfig, **rest: Array) -> None:
         products = queries[0] @ keys[0]
         for q_part, k_part in zip(queries[1:], keys[1:], strict=True):
             products += q_part @ k_part
-        if config.value_dim and config.narrow:  # beside the product with keys
-            values = values.cast(config.weights)
         scores, factor = _scores(config, products, scales)
         row_at = coordinate("rows", height, task.row)
         seen = _visible(config, row_at, j * width, length, task.queries)
         scores[:] = where(seen, scores, -math.inf)
         block = max_along(scores, "keys") * factor
+        block = block - config.lift if config.lift else block
         if config.lazy:
-            highest = where(block > base + SLACK, block, base)
+            highest = where(block > base + (SLACK - config.lift), block, base)
         else:
-            highest = maximum(base, block - config.lift if config.lift else block)
+            highest = maximum(base, block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         under = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2(base - under)
         weights = exp2(scores * factor - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        ordered = weights.quad_order("keys") if config.weights.bits == 8 else weights
-        packed = ordered.cast(config.weights)
+        ordered = weights.quad_order("keys") if config.narrow else weights
+        packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ values
     none = total.equals(0.0)
@@ -383,7 +376,7 @@ def _block(
     def operands(place: Callable[[Array, Span], Tile]) -> tuple[list[Tile], Tile]:
         keys = [place(caches[0], piece) for piece in pieces]
         if config.value_dim:
-            return keys, keys[0].rename("d", "e")
+            return keys, _operand(config, keys[0].rename("d", "e"))
         return keys, _operand(config, place(caches[1], pieces[0]))
 
     if table is None or config.page is None:
@@ -443,7 +436,11 @@ def decode_policy(config: DecodeConfig) -> Policy:
             skip_unit=config.lazy,
             l2_promotion=128,
         )
-        return Policy("lcsf", launch, 2, 3 if config.narrow else 2, registers=(40, 232))
+        if not config.narrow:
+            return Policy("lcsf", launch, 2, 2, registers=(40, 232))
+        # Turning values takes the time, and the more of it the fewer registers its warps have.
+        launch = launch.with_options(staged_slots=2)
+        return Policy("overlapped", launch, 2, 2, registers=(72, 216))
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(

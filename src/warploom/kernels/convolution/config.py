@@ -18,11 +18,15 @@ class ConvolutionConfig:
     causal   sequences have N / 2 elements and are followed by zeros, so nothing comes round; they
              have N elements and come round otherwise
     pairs    pairs of sequences of a task, one after the other
+    blocks   longer causal sequences are blocks of N / 2 elements, of which a task has one: the sum
+             over that block and those before it of their transforms, each by the frequencies of N
+             taps of the kernel, is transformed back once
     """
 
     length: int = 4096
     causal: bool = True
     pairs: int = 4
+    blocks: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no tile."""
@@ -31,6 +35,11 @@ class ConvolutionConfig:
             raise InputError(f"convolution length={self.length}: expected one of {lengths}")
         if self.pairs < 1:
             raise InputError(f"convolution pairs={self.pairs}: expected 1 or more")
+        if self.blocks and not (self.causal and self.square and self.pairs == 1):
+            raise InputError(
+                f"convolution of blocks with length={self.length} causal={self.causal} "
+                f"pairs={self.pairs}: expected {COLUMNS * COLUMNS}, True and 1"
+            )
 
     @property
     def factor(self) -> int:
@@ -49,7 +58,7 @@ class ConvolutionConfig:
 
     @property
     def taps(self) -> int:
-        """Elements of a sequence, and of a kernel at most."""
+        """Elements of a sequence, or of a block of it, and of a kernel at most."""
         return self.length // 2 if self.causal else self.length
 
     @property

@@ -59,6 +59,17 @@ def spectrum(config: ConvolutionConfig, kernel: NDArray[np.floating]) -> Wide:
     return split.transpose(0, 2, 1).reshape(-1, COLUMNS)
 
 
+def windows(config: ConvolutionConfig, kernel: NDArray[np.floating]) -> NDArray[np.floating]:
+    """The taps of `kernel: [heads, taps]` that take one block to another one d blocks later, for
+    every d, as their transform wants them: [heads, blocks, N], those of negative lags at the end.
+    """
+    each = config.taps
+    count = -(-kernel.shape[-1] // each)
+    room = np.pad(kernel, ((0, 0), (each, count * each - kernel.shape[-1])))
+    both = [np.roll(room[:, d * each : (d + 2) * each], each, axis=-1) for d in range(count)]
+    return np.stack(both, 1)
+
+
 def _blocks(matrix: Wide, count: int) -> Wide:
     """A matrix with `count` of this one along its diagonal."""
     return np.kron(np.eye(count), matrix)

@@ -6,6 +6,10 @@ causal sequences or 64 of others. The spectrum of the heads' kernels is `kernel_
 [heads N1, 64]`. A task takes two batches at a time as the real and the imaginary part of one
 complex sequence: the kernel is real, so neither part gets anything of the other one (Monarch's two
 products a direction: arXiv 2311.05908).
+
+Of longer sequences a tile is a head, whose rows are blocks of 32, and a task is one block of y,
+which adds up over the blocks of x until its own (overlap and save): the transform of x is made
+again for every block of y, as registers hold one sum of frequencies.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from warploom.tile import (
     span,
     store,
     trace,
+    zeros,
 )
 
 MATRICES = {"left": "f a", "right": "b g"}
@@ -48,17 +53,20 @@ def long_convolution(config: ConvolutionConfig) -> Program:
         arrays |= {f"{name}_{part}": array(BF16, dims) for part in PARTS}
 
     def body(**given: Array) -> None:
-        _task(config, given)
+        (_block if config.blocks else _task)(config, given)
 
     return trace(body, arrays, name="long_convolution")
 
 
 def default_policy(config: ConvolutionConfig) -> Policy:
     """What a configuration gets: two blocks on an SM, beside which x has room for a second slot
-    where it has half the rows."""
+    where it has half the rows; elsewhere its one slot goes back as soon as it is read."""
     plan = LaunchPlan(split="f", resident=2, store_panels=1)
-    slots = {"x": 2} if config.causal else {}
-    return Policy("unpipelined", plan, groups=1, slots=slots)
+    if config.blocks:  # the longest tasks first
+        plan = plan.with_options(reverse=("rows_tile",))
+    if config.causal and not config.blocks:
+        return Policy("unpipelined", plan, groups=1, slots={"x": 2})
+    return Policy("lcsf-early", plan, groups=1, depth=1)
 
 
 def _task(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
@@ -83,6 +91,31 @@ def _task(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
         for batch, out in zip(batches, (x.re, x.im), strict=True):
             whole = span(0, ROWS, out.type.names[0]), span(0, COLUMNS)
             store(arrays["y"], batch, tile, *whole, tile=out.cast(BF16))
+
+
+def _block(config: ConvolutionConfig, arrays: Mapping[str, Array]) -> None:
+    """One block of a pair of sequences of a head."""
+    taken, blocks = config.taken, cdiv(size("rows"), config.taken)
+    j, tile, part = grid(rows=blocks, tiles=size("tiles"), parts=cdiv(size("batch"), 2))
+    left, right = _matrix(arrays, "left", taken), _matrix(arrays, "right", COLUMNS)
+    back, batches = _matrix(arrays, "back", ROWS), [part * 2 + n for n in (0, 1)]
+    re, im = (zeros(FP32, f=ROWS, g=COLUMNS) for _ in PARTS)
+    for i in loop(j + 1):
+        rows = span(i * taken, taken, "a"), span(0, COLUMNS)
+        x = Complex(*(load(arrays["x"], batch, tile, *rows) for batch in batches))
+        twiddle = _factors(arrays, "twiddle", 0)
+        kernel = _factors(arrays, "kernel", (tile * blocks + j - i) * ROWS)
+        x = _weighed(left @ x, twiddle) @ right
+        more = _product(x, kernel)
+        re[:], im[:] = re + more.re, im + more.im
+    # What a loop loads comes by TMA: outside of one, threads would read the factors one by one.
+    for _ in loop(1):
+        twiddle = _factors(arrays, "twiddle", 0)
+        x = _by_conj(Complex(re, im).cast(BF16), right)
+        x = _conj_by(back, _weighed(x, twiddle, conj=True))
+        for batch, out in zip(batches, (x.re, x.im), strict=True):
+            whole = span(j * taken, ROWS, out.type.names[0], stop=(j + 1) * taken)
+            store(arrays["y"], batch, tile, whole, span(0, COLUMNS), tile=out.cast(BF16))
 
 
 def _matrix(arrays: Mapping[str, Array], name: str, columns: int) -> Complex:
@@ -113,14 +146,19 @@ def _conj_by(a: Complex, b: Complex) -> Complex:
 
 
 def _weighed(x: Complex, by: Complex, conj: bool = False) -> Complex:
-    """x by the factors, or by their conjugates, as operands of the next product. Every product has
-    casts of its own, so that they are made where they are used."""
+    """x by the factors, or by their conjugates, as operands of the next product."""
+    return _product(x, by, conj).cast(BF16)
+
+
+def _product(x: Complex, by: Complex, conj: bool = False) -> Complex:
+    """x by the factors, or by their conjugates. Every product has casts of its own, so that they
+    are made where they are used."""
 
     def times(one: Tile, factor: Tile) -> Tile:
         return one * factor.cast(FP32)
 
     if conj:
         re = times(x.re, by.re) + times(x.im, by.im)
-        return Complex(re, times(x.im, by.re) - times(x.re, by.im)).cast(BF16)
+        return Complex(re, times(x.im, by.re) - times(x.re, by.im))
     re = times(x.re, by.re) - times(x.im, by.im)
-    return Complex(re, times(x.re, by.im) + times(x.im, by.re)).cast(BF16)
+    return Complex(re, times(x.re, by.im) + times(x.im, by.re))

@@ -29,6 +29,7 @@ ONE_TILE = 192  # rows of an expert that mostly has one of these
 WIDE = (192, tuple(range(24, 217, 24)))
 ONE_OF_EIGHT = (128, tuple(range(32, 257, 32)))
 SOME_OF_EIGHT = (192, tuple(range(32, 193, 32)))
+HALVES = (128, tuple(range(32, 129, 32)))  # of 16 bits, with both halves of SwiGLU
 TURNED_RASTER = 2
 # Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
 # with block scales, 4096 rows, timed on an H200.
@@ -87,9 +88,7 @@ def plan_grouped(
     config = replace(config, brought=by_blocks and aligned and config.groups != "rows")
     few, ragged = rows <= FEW_ROWS, config.groups != "none"
     if config.swiglu:
-        tile = (64 if few else 128, 64 if few or config.promoted else 128)
-        depth, raster = 8 if few else 4, RAGGED_RASTER if ragged else RASTER
-        return GroupedPlan(replace(config, tile=tile), depth, dynamic=ragged, raster=raster)
+        return _gated(config, rows)
     if not config.promoted:
         return _summed_inside(config, rows, n)
     if few:
@@ -98,6 +97,23 @@ def plan_grouped(
         return _scaled(config, rows, n, k)
     two = replace(config, tile=(128, 128), products_in_flight=2)
     return GroupedPlan(two, 3, dynamic=True)
+
+
+def _gated(config: GroupedConfig, rows: int) -> GroupedPlan:
+    """The plan for products with both halves of SwiGLU in a task."""
+    few, ragged = rows <= FEW_ROWS, config.groups != "none"
+    bits = config.dtype.bits, config.out.bits
+    if (
+        config.groups == "rows"
+        and bits == (PACKED_BITS, PACKED_BITS)
+        and FEW_ROWS < rows < MANY_ROWS
+    ):
+        columns, widths = HALVES
+        turned = replace(config, tile=(widths[-1], columns), widths=widths)
+        return GroupedPlan(turned, 4, dynamic=True, raster=TURNED_RASTER)
+    tile = (64 if few else 128, 64 if few or config.promoted else 128)
+    depth, raster = 8 if few else 4, RAGGED_RASTER if ragged else RASTER
+    return GroupedPlan(replace(config, tile=tile), depth, dynamic=ragged, raster=raster)
 
 
 def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:

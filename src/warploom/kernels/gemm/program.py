@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from warploom.autosched.plans import ADDED
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, swap_operands
 from warploom.rewrites.early_factors import load_factors_early
@@ -169,7 +169,7 @@ def combine(config: GemmConfig) -> Program:
 
 
 def _split(config: GemmConfig) -> Split:
-    return split_sums(_textbook(config), config.slices, COMBINED)
+    return split_sums(_textbook(config), config.slices, ADDED)
 
 
 def _textbook(config: GemmConfig) -> Program:
@@ -222,15 +222,6 @@ def _finish(
     if config.residual:
         result = result + load(rest["residual"], *at).cast(FP32)
     store(rest["c"], *at, tile=result.cast(config.out))
-
-
-COMBINED = (4, 128)  # the tile of `combine`: small, so that many blocks read at a time
-
-
-def combine_schedule(config: GemmConfig) -> SimtSchedule:
-    """A warp for a row, 16 B of every part a thread; begun while the sums are still being made."""
-    launch = LaunchPlan(persistent=False, dependent=True)
-    return SimtSchedule("rows of parts", 128, 32, 4, launch)
 
 
 def default_policy(config: GemmConfig) -> Policy:

@@ -52,7 +52,7 @@ def configured(base: GemmConfig, point: Point) -> GemmConfig:
     return replace(
         base,
         tile=(m, n, k),
-        slices=point.number("slices", int(known.get("slices", 1))),
+        slices=point.number("slices", point.number("parts", 1)),
         in_cluster="slices" in point.options,
         swap_ab=SWAP in point.rules,
         products_in_flight=int(known.get("products_in_flight", 1)),
@@ -75,7 +75,7 @@ def takes(base: GemmConfig, point: Point) -> bool:
     known = {**point.options, **dict(point.settings)}
     if "products_in_flight" in known and (not base.promote or base.dual):
         return False
-    if "slices" in known and (base.batched or base.dual):
+    if ("slices" in known or "parts" in known) and (base.batched or base.dual):
         return False
     config = configured(base, point)
     bm, bn, _ = config.tile
@@ -161,7 +161,6 @@ TEMPLATE = Template(
     plan,
     fitted,
     takes,
-    lambda point: "slices" not in dict(point.settings),
     lambda config, sizes: ({"one": 1, **sizes}, {}),
 )
 GEMM = Table(Path(__file__).with_name("tuned.toml"), TEMPLATE, kinds, "128x128")

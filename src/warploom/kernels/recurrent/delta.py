@@ -5,20 +5,17 @@ T = (1 + L)^-1, the rows that are added to the state are
 
     u = T (beta (v - exp(a) k S))
 
-and the rest is what scalar decays do. T comes from blocks of twice the size, beginning with the
-16 rows of a warp (`lower_inverse`): of the inverses D of the blocks of s rows, those of 2 s rows
-are D - D L' D, where L' is L in the blocks under the diagonal. All numbers are parts of inverses,
-so none grows beyond them, as powers of L do; they are fp16, which has three bits more than bf16.
+and the rest is what scalar decays do. T comes from blocks of rows of the inverse (`lower_inverse`):
+all numbers are parts of it, so none grows beyond them, as powers of L do; they are fp16, which has
+three bits more than bf16.
 """
 
 from __future__ import annotations
 
-from warploom.derive.lower.channels import blocks_now_past
 from warploom.derive.lower.chunks import LOG2E, summed
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
 from warploom.tile import (
     BF16,
-    FP16,
     FP32,
     Index,
     Tile,
@@ -30,9 +27,6 @@ from warploom.tile import (
     store,
     where,
 )
-
-BLOCK = 16  # rows of the blocks on the diagonal that a warp inverts by itself
-
 
 Sums = tuple[Tile, Tile] | tuple[None, None]  # running sums, their total; without decay none
 
@@ -78,7 +72,7 @@ class DeltaTask(Task):
             gates.load(i)
             beta, decays = gates.vector("beta"), self.sums(gates)
             low, seen = self.weighed(low, scores, beta, decays[0])
-            inverse = self.inverse(low)
+            inverse = lower_inverse(low)
             if self.config.states:
                 square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
                 kept = self.batch, i, self.slot, *square
@@ -136,26 +130,8 @@ class DeltaTask(Task):
         """L, [r, n], and how much of row n is in row m, [m, n], from the products of keys and of
         queries with keys, both [r, n]. On and above the diagonal L is not read."""
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-        between = where(r >= n, 1.0, 0.0)
         if sums is not None:  # once for both: exponentials are what a chunk has most of
             left = exp2(sums.rename("t", "r") - sums.rename("t", "n"))
-            between = where(r >= n, left, 0.0)
-        low = low * between * beta.rename("t", "r")
-        return low, (scores * between * self.scale).cast(BF16).rename("r", "m")
-
-    def inverse(self, low: Tile) -> Tile:
-        """T, [r, n]."""
-        r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-        inverse = lower_inverse(low)
-        narrow, rest = inverse.cast(FP16), (-low).cast(FP16).rename("r", "u")
-        right = narrow.rename("r", "u")
-        blocks = BLOCK
-        while blocks < CHUNK:
-            # Of D L the blocks under the diagonal are D L'.
-            product = where(blocks_now_past(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
-            inverse += product.cast(FP16).rename("n", "u") @ right
-            blocks *= 2
-            if blocks < CHUNK:
-                narrow = inverse.cast(FP16)
-                right.assign(narrow.rename("r", "u"))
-        return inverse
+            low, scores = low * left, scores * left
+        seen = where(r >= n, scores * self.scale, 0.0).cast(BF16)
+        return low * beta.rename("t", "r"), seen.rename("r", "m")

@@ -17,6 +17,7 @@ from warploom.kernels.rows.program import (
     column_sums,
     rotary,
     row_program,
+    scaled,
     width_of,
 )
 from warploom.tile import DType, Program
@@ -91,3 +92,9 @@ def sums_kernel(kind: DType) -> tuple[Program, SimtSchedule]:
     """Program and schedule that add up the parts of sums over rows: few rows at a time, many ahead,
     as a task has few of them."""
     return column_sums(kind), SimtSchedule("sums", 128, 8, 4, stages=8)
+
+
+def scaled_kernel(kind: DType) -> tuple[Program, SimtSchedule]:
+    """Program and schedule that multiply an array in place: several lines of a thread under way."""
+    program = scaled(kind)
+    return program, replace(simt(program), aligned=True)

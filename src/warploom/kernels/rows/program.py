@@ -36,6 +36,7 @@ from warploom.tile import (
     max_along,
     maximum,
     philox,
+    read,
     rsqrt,
     scalar,
     sigmoid,
@@ -53,6 +54,7 @@ SQRT_HALF = 0.7071067811865476
 DENSITY = 0.3989422804014327  # of the normal distribution at 0
 SUMMED = (32, 32)  # rows and columns that a task of `column_sums` takes at a time
 PIECE = 2048  # columns of a task where a row can be cut
+SCALED = 4096  # elements that a task of `scaled` takes at a time
 LINE = 16  # elements that lines are multiples of at most
 IGNORED = -100  # torch's class that a loss leaves out
 
@@ -419,3 +421,19 @@ def _column_sums(parts_of: Array, y: Array, dtype: DType) -> None:
     for i in loop(cdiv(size("parts"), rows)):
         total += load(parts_of, span(i * rows, rows), cols)
     store(y, cols, tile=sum_along(total, "parts").cast(dtype))
+
+
+def scaled(dtype: DType) -> Program:
+    """x [n] times the number `by`, in place, by as many tasks as `changes` has elements, which are
+    1, or 0 where that number is 1: then nothing is read."""
+    arrays = {"x": array(dtype, "n"), "by": array(FP32, "one"), "changes": array(INT32, "parts")}
+    return trace(_scaled, arrays, name="scaled", dtype=dtype)
+
+
+def _scaled(x: Array, by: Array, changes: Array, dtype: DType) -> None:
+    (p,) = grid(parts=size("parts"))
+    parts = size("parts")
+    pieces = (cdiv(size("n"), SCALED) - p + parts - 1) // parts
+    for i in loop(read(changes, p) * pieces):
+        at = span((i * parts + p) * SCALED, SCALED)
+        store(x, at, tile=(load(x, at).cast(FP32) * load(by, 0)).cast(dtype))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from warploom.autosched.plans import planned, policy, registers
+from warploom.autosched.plans import adding_up, planned, policy, registers
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_for
 from warploom.autosched.selected import Selected
@@ -33,7 +33,6 @@ class Template:
     plan       its launch plan before the point's options
     fit        the point as another configuration than it was found for can have it
     takes      whether there is a kernel of a point for a configuration
-    whole      whether a kernel of a point does all, and leaves nothing to a second one
     sizes      dimensions of the arrays for sizes as a table has them, and the arrays that tasks
                read
     """
@@ -45,7 +44,6 @@ class Template:
     plan: Callable[[Any, Point], LaunchPlan]
     fit: Callable[[Any, Point], Point] = lambda config, point: point
     takes: Callable[[Any, Point], bool] = lambda config, point: True
-    whole: Callable[[Point], bool] = lambda point: True
     sizes: Callable[[Any, Sizes], tuple[Mapping[str, int], Arrays]] = lambda config, sizes: (
         sizes,
         {},
@@ -73,7 +71,7 @@ class Variant:
     @property
     def whole(self) -> bool:
         """Whether it is one kernel, without a workspace."""
-        return self.template.whole(self.point)
+        return "parts" not in self.point.options
 
     def takes(self, base: Any) -> bool:
         """Whether there is a kernel of it for a configuration."""
@@ -123,7 +121,8 @@ class Variant:
         config = self.config(base)
         schedule = self.schedule(config, gpu, search)
         program = self.program(config)
-        return Selected(self.name, config, program, schedule, allow=self.allow, tuned=True)
+        made = Selected(self.name, config, program, schedule, allow=self.allow, tuned=True)
+        return made.before(adding_up(self.template.textbook(config), self.point.plan))
 
     def launch(self, config: Any, sizes: Sizes, gpu: str) -> Launch:
         """At sizes as a table has them."""

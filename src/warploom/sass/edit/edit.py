@@ -77,7 +77,7 @@ class Editor:
         self.masks: list[_Masks] = []
         for block in self.kernel.blocks:
             items = self.kernel.items(block)
-            accesses = {a.index: a for a in memory_accesses(self.kernel, items, pointers)}
+            accesses = {a.index: a for a in memory_accesses(items, pointers)}
             self.masks.extend(_masks(item, accesses.get(item.index), counted) for item in items)
         entries = outstanding_at_entry(self.kernel)
         self._blocks = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from warploom.sass.decode.kernel import Instruction, Kernel
+from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.opcodes import Order
 from warploom.sass.decode.operands import Kind
 
@@ -95,7 +95,7 @@ def _size(item: Instruction) -> int:
 
 
 def memory_accesses(
-    kernel: Kernel, items: Sequence[Instruction], pointers: Mapping[int, frozenset[int]]
+    items: Sequence[Instruction], pointers: Mapping[int, frozenset[int]]
 ) -> list[MemoryAccess]:
     """The alias-ordered memory operations of one block, in order.
 

@@ -136,7 +136,7 @@ def _bits(store: Instruction) -> int:
 
 
 def _pass(kernel: Kernel, loop: Loop) -> SteadyLoop:
-    edges = [block.successors for block in kernel.blocks]
+    edges = block_edges(kernel)
     inside, start = set(loop.blocks), loop.header
     after = set(edges[start]) & inside
     order = [start]

@@ -40,7 +40,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         items = kernel.items(block)
         times = issue_times(items)
         _registers(builder, kernel, block, times, latencies)
-        _memory(builder, kernel, items, mode, pointers)
+        _memory(builder, items, mode, pointers)
         _synchronisation(builder, items, times, latencies)
         _pools(builder, items)
         _scoreboards(builder, kernel, block, entry[block.index], later[block.index], times)
@@ -81,12 +81,11 @@ def _registers(
 
 def _memory(
     builder: Builder,
-    kernel: Kernel,
     items: tuple[Instruction, ...],
     mode: AliasMode,
     pointers: dict[int, frozenset[int]],
 ) -> None:
-    accesses = memory_accesses(kernel, items, pointers)
+    accesses = memory_accesses(items, pointers)
     for position, second in enumerate(accesses):
         for first in accesses[:position]:
             if must_keep_order(first, second, mode):

@@ -54,6 +54,15 @@ DEVICE void mma_fp16(float* d, const unsigned* a, const unsigned* b) {
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+//@ block_store
+// `blocks.cuh` has it by stmatrix.
+DEVICE void block_store(unsigned at, const unsigned (&x)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("st.shared.u32 [%0], %1;"
+                 ::"r"(at + i * 128 + threadIdx.x % 32 * 4), "r"(x[i]) : "memory");
+}
+
 //@ tile_offset
 // Byte offset of (row, byte of the row) in a tile of panels kWidth bytes wide, swizzled.
 template <int kWidth, int kRows> DEVICE unsigned tile_offset(int row, int byte) {
@@ -109,35 +118,13 @@ DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) 
   }
 }
 
-//@ widen_tile
-// Columns `first` and on of an e4m3 tile as fp16 into another tile, by a group: each thread takes 16
-// columns of a row. Threads of a warp take neighbouring rows, whose swizzles spread over all banks.
-template <int kRows, int kCols, int kFrom, int kTo>
-DEVICE void widen_tile(unsigned to, unsigned from, int first) {
-#pragma unroll 4
-  for (int i = threadIdx.x % 128; i < kRows * kCols / 16; i += 128) {
-    const int row = i % kRows, col = i / kRows * 16;
-    unsigned x[4], y[8];
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(from + tile_offset<kFrom, kRows>(row, first + col)) : "memory");
-#pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] = halves_e4m3(x[j / 2] >> j % 2 * 16);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                   ::"r"(to + tile_offset<kTo, kRows>(row, (col + 8 * h) * 2)), "r"(y[4 * h]),
-                   "r"(y[4 * h + 1]), "r"(y[4 * h + 2]), "r"(y[4 * h + 3]) : "memory");
-  }
-}
-
 //@ turn_tile
 // An 8-bit tile of kKeys rows and kCols columns, transposed and each 16 of its rows in the order of
 // quads, by kWarps warps from warp 1 on. A pair of columns moves as one 16-bit element: transposed,
 // lane 4 p + q holds rows 2 q and 2 q + 1 of columns 2 p and 2 p + 1, from two matrices all that one
 // word of either column's row takes. Lanes of odd columns of the upper half first: rows of a matrix
 // then lie in different banks.
-template <int kWidth, int kRows, int kFrom, int kKeys, int kCols, int kWarps>
+template <int kWidth, int kRows, int kFrom, int kKeys, int kCols, int kWarps, int kAhead>
 DEVICE void turn_tile(unsigned to, unsigned from) {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
   const unsigned upper = lane / 16, row = lane % 8;
@@ -148,20 +135,36 @@ DEVICE void turn_tile(unsigned to, unsigned from) {
   const unsigned first = at_use(from + tile_offset<kFrom, kKeys>(lane, 0));
   const unsigned last =
       at_use(to + tile_offset<kWidth, kRows>(own, upper * 16) + warp * 16 * kWidth);
-  constexpr int kAtOnce = kCols > 128 ? 1 : kCols / 16;  // of more the registers do not suffice
+  // A step is 32 keys of 16 columns. Of a wide tile, with more columns than a warp's registers have
+  // addresses for, kAhead steps of kParts parts have their matrices on their way at a time.
+  constexpr int kSteps = (kKeys + 31) / 32, kWide = kCols > 128;
+  constexpr int kParts = kWide ? kAhead / kSteps + (kAhead < kSteps) : 1;
+  constexpr int kAtOnce = kWide ? 1 : kCols / 16;
 #pragma unroll kAtOnce
-  for (unsigned part = 0; part < kCols / 16; part += kWarps) {
-    const unsigned col = (part + warp) * 16;
-    if (part + kWarps > kCols / 16 && col >= kCols) break;
-    const unsigned panel = kCols > kFrom ? col / kFrom : 0;
-    const unsigned at = (first ^ col % kFrom) + panel * (kKeys * kFrom);
+  for (unsigned part = 0; part < kCols / 16; part += kWarps * kParts) {
+    if (part + kWarps * kParts > kCols / 16 && (part + warp) * 16 >= kCols) break;
+    constexpr int kBatch = kWide ? kAhead : 1;
 #pragma unroll
-    for (int key = 0; key < kKeys; key += 32) {
-      unsigned x[4];
-      load_matrix_transposed(x, at + key * kFrom);
-      stmatrix((last ^ key % kWidth) + part * 16 * kWidth + key / kWidth * (kRows * kWidth),
-               __byte_perm(x[0], x[1], one), __byte_perm(x[0], x[1], other),
-               __byte_perm(x[2], x[3], one), __byte_perm(x[2], x[3], other));
+    for (int begin = 0; begin < kParts * kSteps; begin += kBatch) {
+      unsigned x[kBatch][4];
+#pragma unroll
+      for (int i = begin; i < begin + kBatch && i < kParts * kSteps; ++i) {
+        const unsigned col = (part + i / kSteps * kWarps + warp) * 16;
+        const unsigned panel = kCols > kFrom ? col / kFrom : 0;
+        const unsigned at = (first ^ col % kFrom) + panel * (kKeys * kFrom);
+        if (i / kSteps == 0 || col < kCols)
+          load_matrix_transposed(x[i - begin], at + i % kSteps * 32 * kFrom);
+      }
+#pragma unroll
+      for (int i = begin; i < begin + kBatch && i < kParts * kSteps; ++i) {
+        unsigned(&y)[4] = x[i - begin];
+        const int key = i % kSteps * 32;
+        const unsigned own = part + i / kSteps * kWarps;
+        if (i / kSteps == 0 || (own + warp) * 16 < kCols)
+          stmatrix((last ^ key % kWidth) + own * 16 * kWidth + key / kWidth * (kRows * kWidth),
+                   __byte_perm(y[0], y[1], one), __byte_perm(y[0], y[1], other),
+                   __byte_perm(y[2], y[3], one), __byte_perm(y[2], y[3], other));
+      }
     }
   }
 }

@@ -34,7 +34,7 @@ class Place:
     has only the one of its form.
     """
 
-    def __init__(self, op: Op, kind: TileType, form: str) -> None:
+    def __init__(self, op: Op, form: str) -> None:
         assert op.array is not None
         self.op, self.array = op, op.array
         self.row: tuple[int, str, int] | None = None
@@ -82,7 +82,7 @@ class Access:
     def __init__(self, layout: Layout, op: Op, kind: TileType, form: str) -> None:
         assert op.array is not None
         self.layout, self.op, self.kind, self.form = layout, op, kind, form
-        self.place = place = Place(op, kind, form)
+        self.place = place = Place(op, form)
         self.vector = layout.schedule.vector if form in (TILE, COL) else 1
         self.element = memory_type(op.array.dtype)
         self.type = f"{self.element}, {self.vector}"
