@@ -1,6 +1,7 @@
 """How many planted faults the emulation finds, and whether it blames kernels that are right.
 
     python -m bench.emulate            run what the kept results do not have
+    python -m bench.emulate --only "Mamba-2"    emitted kernels of some kinds, others as they are
     python -m bench.emulate --table    write the tables of docs/checks.md from the kept results
 
 Two sets: files of several styles with the faults of `bench/emulated/faults.toml`, and every kind of
@@ -17,7 +18,8 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +80,12 @@ def of_file(text: str, name: str) -> Try:
 
 def of_emitted(library: Library, number: int, one: Case) -> Try:
     """Runs of a compiled kernel; a result unlike the interpreter's is a fault."""
-    found = interpret(one.program, one.arrays)
+    found = interpret(one.program, one.arrays, one.scalars)
     wanted = {name: found[name] for name in found if name not in one.counters}
 
     def run(seed: int) -> Fault | None:
         try:
-            got = library.run(number, one.program, one.arrays, None, BLOCKS, seed)
+            got = library.run(number, one.program, one.arrays, one.scalars, BLOCKS, seed)
         except Fault as fault:
             return fault
         for name, want in wanted.items():
@@ -130,9 +132,9 @@ def from_files(kept: dict[str, Row]) -> Iterator[Row]:
             yield kept[key] if key in kept else tried(of_file(text, name), key, names)
 
 
-def from_emitted(kept: dict[str, Row]) -> Iterator[Row]:
+def from_emitted(kept: dict[str, Row], kinds: Iterable[str] = KINDS) -> Iterator[Row]:
     """A row for every kind of emitted kernel, right and with a fault of each class it can have."""
-    for kind in KINDS:
+    for kind in kinds:
         one = case(kind)
         found = {name: planted(kind, name) for name in CLASSES}
         sources = {RIGHT: one.source} | {n: s for n, s in found.items() if s is not None}
@@ -245,12 +247,21 @@ def main(words: list[str]) -> int:
     """Run what is asked for; 1 where a fault was missed or a right kernel blamed."""
     parser = argparse.ArgumentParser(prog="python -m bench.emulate", description=__doc__)
     parser.add_argument("--table", action="store_true", help="only write the tables")
+    parser.add_argument("--only", help="kinds of emitted kernels, with commas")
     options = parser.parse_args(words)
     rows: list[Row] = json.loads(KEPT.read_text()) if KEPT.exists() else []
     if not options.table:
         kept = {row["key"]: row for row in rows}
-        rows = []
-        for part in (from_emitted, from_files, from_library, from_gradients):
+        parts: list[Callable[[dict[str, Row]], Iterator[Row]]]
+        parts = [from_emitted, from_files, from_library, from_gradients]
+        if options.only:
+            kinds = options.only.split(",")
+            parts = [partial(from_emitted, kinds=kinds)]
+            others = [row for row in rows if row["set"] != "emitted" or row["kernel"] not in kinds]
+        else:
+            others = []
+        rows = others
+        for part in parts:
             for row in part(kept):
                 rows.append(row)
                 kept[row["key"]] = row

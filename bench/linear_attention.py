@@ -167,7 +167,8 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
     """
     q, k, v = (given[name] for name in "qkv")
     heads = v.shape[2]
-    q, k = (one.repeat_interleave(heads // one.shape[2], 2) for one in (q, k))
+    if q.shape[2] < heads:
+        q, k = (one.repeat_interleave(heads // one.shape[2], 2) for one in (q, k))
     if case.config.delta:
         return _delta(q, k, given, scale)
     if case.config.decay == "channel":

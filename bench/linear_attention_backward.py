@@ -126,7 +126,7 @@ def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
     """Both passes by flash-linear-attention, through autograd."""
     case, given = here.case, dict(here.given)
     heads = given["v"].shape[2]
-    for name in "qk":
+    for name in "qk" if given["q"].shape[2] < heads else "":
         given[name] = given[name].repeat_interleave(heads // given[name].shape[2], 2)
     if "dt" in given:
         given["v"] = (given["dt"][..., None] * given["v"]).bfloat16()

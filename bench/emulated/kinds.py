@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,7 @@ from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.library import entry
+from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 
 Arrays = dict[str, NDArray[Any]]
 Edit = Callable[[str], str]
@@ -41,6 +43,12 @@ class Case:
     arrays: Arrays
     apart: float = 1e-3
     counters: tuple[str, ...] = ()
+    scale: float | None = None
+
+    @property
+    def scalars(self) -> dict[str, float] | None:
+        """What the program takes beside arrays."""
+        return None if self.scale is None else {"scale": self.scale}
 
 
 def gemm_case(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
@@ -126,6 +134,14 @@ def _threads() -> Case:
     return Case(program, emitted(program, schedule, "sm_90a"), arrays)
 
 
+def _recurrent(config: RecurrentConfig) -> Case:
+    """Heads that go through four chunks, the last one with eight rows; a block has two."""
+    program = recurrent(config)
+    source = emitted(program, schedule_for(program, default_policy(config)))
+    made: Any = import_module("tests.kernels.test_recurrent")
+    return Case(program, source, made.case(config, rows=200, heads=4), scale=0.1)
+
+
 ROWS = LaunchPlan(split="rows")
 TILE = (128, 64, 16)
 KINDS: dict[str, Callable[[], Case]] = {
@@ -152,6 +168,8 @@ KINDS: dict[str, Callable[[], Case]] = {
     ),
     "attention backward": lambda: _backward(BackwardConfig(causal=True, group=2)),
     "sums in turn": lambda: _backward(BackwardConfig(head_dim=64, causal=True, deterministic=True)),
+    "Mamba-2": lambda: _recurrent(RecurrentConfig("step", shared=True, final=True)),
+    "gated delta rule": lambda: _recurrent(RecurrentConfig("token", delta=True)),
     "threads only": _threads,
 }
 

@@ -78,7 +78,7 @@ def test_caches_of_8_bits(page, heads):
             q, **arguments, causal=True, num_splits=splits, q_descale=by_q, k_descale=by_k
         )
         assert got.dtype is torch.bfloat16
-        assert close(got, want, 0.01)
+        assert close(got, want, 0.03)  # weights are of 8 bits
 
 
 def test_many_sequences_of_several_tasks_a_multiprocessor():

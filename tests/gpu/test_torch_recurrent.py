@@ -105,16 +105,16 @@ def test_rows_in_two_calls_are_rows_in_one():
 def test_mamba_with_all_that_it_takes(rows):
     x, dt, b, c = normal(2, rows, 8, 64), normal(2, rows, 8), *(normal(2, rows, 2, 128) / 8,) * 2
     a, skip, bias = -torch.rand(8, device="cuda"), *torch.randn(2, 8, device="cuda")
-    start = torch.randn(2, 8, 64, 128, device="cuda")
+    start, z = torch.randn(2, 8, 64, 128, device="cuda"), normal(2, rows, 8, 64)
     y, state = ops.mamba_chunk_scan_combined(
-        x, dt, a, b, c, 256, D=skip, dt_bias=bias, initial_states=start, dt_softplus=True,
+        x, dt, a, b, c, 256, D=skip, z=z, dt_bias=bias, initial_states=start, dt_softplus=True,
         return_final_states=True,
     )  # fmt: skip
     want = loop_over_rows(
         "step", 1.0, True, q=c, k=b, v=x, dt=dt, a=a, bias=bias, skip=skip,
         initial=start.transpose(2, 3),
     )  # fmt: skip
-    assert close(y, want["o"])
+    assert close(y, want["o"] * torch.nn.functional.silu(z.double()))
     assert close(state.transpose(2, 3), want["final"])
 
 

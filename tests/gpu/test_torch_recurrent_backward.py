@@ -105,21 +105,22 @@ def test_gradients_of_mamba_with_all_that_it_takes(size):
     x, b, c = normal(2, rows, heads, 64), normal(2, rows, 2, size) / 8, normal(2, rows, 2, size)
     dt = normal(2, rows, heads)
     a, skip, bias = -torch.rand(heads, device="cuda"), *torch.randn(2, heads, device="cuda")
-    start = torch.randn(2, heads, 64, size, device="cuda")
-    leaves = [one.requires_grad_() for one in (x, dt, a, b, c, skip, bias, start)]
+    start, z = torch.randn(2, heads, 64, size, device="cuda"), normal(2, rows, heads, 64)
+    leaves = [one.requires_grad_() for one in (x, dt, a, b, c, skip, bias, start, z)]
     y, state = ops.mamba_chunk_scan_combined(
-        x, dt, a, b, c, 256, D=skip, dt_bias=bias, initial_states=start, dt_softplus=True,
+        x, dt, a, b, c, 256, D=skip, z=z, dt_bias=bias, initial_states=start, dt_softplus=True,
         return_final_states=True,
     )  # fmt: skip
     do, dfinal = torch.randn_like(y), torch.randn_like(state)
     got = torch.autograd.grad((y, state), leaves, (do, dfinal))
     wide = [one.detach().double().requires_grad_() for one in leaves]
-    x, dt, a, b, c, skip, bias, start = wide
+    x, dt, a, b, c, skip, bias, start, z = wide
     step = torch.nn.functional.softplus(dt + bias)
     out, last = loop_over_rows(c, b, x, step * a, step, 1.0, start.transpose(2, 3))
-    right = out + skip[:, None] * x, last.transpose(2, 3)
+    y = (out + skip[:, None] * x) * torch.nn.functional.silu(z)
+    right = y, last.transpose(2, 3)
     want = torch.autograd.grad(right, wide, (do.double(), dfinal.double()))
-    judged(["x", "dt", "a", "b", "c", "skip", "bias", "start"], got, want)
+    judged(["x", "dt", "a", "b", "c", "skip", "bias", "start", "z"], got, want)
 
 
 def test_a_whole_training_step_compiles():

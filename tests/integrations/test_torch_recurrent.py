@@ -60,7 +60,7 @@ def test_based_takes_few_channels_and_has_no_gradients():
 
 def test_results_have_the_layouts_of_mamba_ssm():
     x, dt, b = make(2, 100, 8, 64), make(2, 100, 8), make(2, 100, 2, 128)
-    more = {"D": wide(8), "dt_bias": wide(8), "dt_softplus": True}
+    more = {"D": wide(8), "z": x, "dt_bias": wide(8), "dt_softplus": True}
     y = ops.mamba_chunk_scan_combined(x, dt, wide(8), b, b, 256, **more)
     assert y.shape == x.shape
     start = wide(2, 8, 64, 128)
@@ -149,3 +149,16 @@ def test_gradients_of_delta_rules_are_like_their_tensors():
     q, beta = make(1, 100, 4, 128).requires_grad_(), make(1, 100, 4)
     with pytest.raises(NotImplementedError, match="or keys above 64"):
         ops.delta_rule(q, q, q, beta)[0].sum().backward()
+
+
+def test_gradients_of_shapes_that_a_trace_leaves_open():
+    shapes = pytest.importorskip("torch.fx.experimental.symbolic_shapes")
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    mode = fake.FakeTensorMode(shape_env=shapes.ShapeEnv())
+    given = (*(make(2, 100, 4, 64) for _ in range(3)), wide(2, 100, 4))
+    q, k, v, g = (mode.from_tensor(x.requires_grad_(), static_shapes=False) for x in given)
+    with mode:
+        out, _ = ops.simple_gla(q, k, v, g)
+        found = torch.autograd.grad(out.sum(), (q, k, v, g))
+    assert all(type(x.shape[1]) is torch.SymInt for x in (out, *found)), "still open"
+    assert [int(x.shape[-1]) for x in found] == [64, 64, 64, 4]

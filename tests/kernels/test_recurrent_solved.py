@@ -93,3 +93,18 @@ def test_the_chunks_keep_all_in_registers(name):
     (solve, chunks) = (compiled(*one, allow=solved.FEW) for one in solved.kernels(CASES[name]))
     assert chunks.resources.spill_bytes == 0
     assert solve.resources.spill_bytes < (256 if name == "kda" else 1)
+
+
+def test_few_tasks_have_an_sm_each_and_a_schedule_of_their_own():
+    config = CASES["gated-delta"]  # values of 72: two tasks a head
+    assert solved.few_tasks(config, 1, 66, 132) and not solved.few_tasks(config, 1, 67, 132)
+    assert not solved.few_tasks(KDA, 1, 1, 132)
+    (_, usual), (_, few) = (list(solved.kernels(config, alone))[1] for alone in (False, True))
+    assert (usual.launch.resident, few.launch.resident) == (2, 1)
+    program = solved.chunks(config)
+    values = inputs(config, 70)
+    values |= t.interpret(solved.solve(config), of(solved.solve(config), values), SCALE)
+    given = of(program, values)
+    ran = simulate(lower(program, schedule_for(program, few)), given, SCALE, seed=2)
+    meant = t.interpret(program, given, SCALE)
+    assert all(distance(ran[name], one) == 0 for name, one in meant.items())

@@ -19,6 +19,8 @@ from warploom.kernels.tuned.table import Row, Table, as_toml
 from warploom.perf.launch_time import MODEL
 
 TABLES = {"attention": ATTENTION, "gemm": GEMM}
+# Mean, second largest and largest loss at sizes that have no row of their own.
+LOST = {"attention": (0.012, 0.1, 0.13), "gemm": (0.025, 0.1, 0.28)}
 BOTH = pytest.mark.parametrize("name", TABLES)
 SIZES = st.integers(1, 12000)
 
@@ -145,7 +147,8 @@ def test_sizes_are_chosen_for_without_their_own_rows(name):
     more."""
     known = TABLES[name].known
     lost = [loss for _, loss in tuned.losses(name, known).values()]
-    assert statistics.mean(lost) < 0.025 and sorted(lost)[-2] < 0.15 and max(lost) < 0.28
+    mean, second, most = LOST[name]
+    assert statistics.mean(lost) < mean and sorted(lost)[-2] < second and max(lost) < most
     backwards = {
         label: replace(
             kind,

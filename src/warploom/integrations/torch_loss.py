@@ -106,10 +106,10 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
         return (None,) * 6
     # Where no second backward pass may come, nobody else has them.
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    if kept:
-        return dx * loss, dweight * loss, None, None, None, None
-    scale_in_place(loss, dx, dweight)
-    return dx, dweight, None, None, None, None
+    scaled = [one.clone() if kept else one for one in (dx, dweight)]
+    for one in scaled:
+        scale_in_place(one, loss)
+    return *scaled, None, None, None, None
 
 
 OPERATOR = operator(

@@ -22,6 +22,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
+from warploom.integrations.torch_rows import swiglu
 from warploom.integrations.torch_segments import alone, best_count, run_segments
 from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.backward import ALLOW, slots_of
@@ -348,15 +349,17 @@ def mamba_chunk_scan_combined(
     C: Any,  # noqa: N803
     chunk_size: int | None = None,
     D: Any = None,  # noqa: N803
+    z: Any = None,
     dt_bias: Any = None,
     initial_states: Any = None,
     dt_softplus: bool = False,
     return_final_states: bool = False,
 ) -> Any:
-    """Mamba-2's scan: x: [b, l, h, p], dt: [b, l, h], A, D, dt_bias: [h], B, C: [b, l, g, n].
+    """Mamba-2's scan: x, z: [b, l, h, p], dt: [b, l, h], A, D, dt_bias: [h], B, C: [b, l, g, n].
 
-    States are [b, h, p, n] in fp32. Gives y like x, or (y, final states). Any `chunk_size` gives
-    the same: the kernel's is 64.
+    With z the result is y silu(z), by a kernel of its own behind the scan. States are [b, h, p, n]
+    in fp32. Gives y like x, or (y, final states). Any `chunk_size` gives the same: the kernel's is
+    64.
     """
     if dt_bias is not None and not dt_softplus:
         raise InputError("mamba_chunk_scan_combined takes dt_bias with dt_softplus=True")
@@ -365,6 +368,8 @@ def mamba_chunk_scan_combined(
     start = None if initial_states is None else initial_states.transpose(-1, -2).contiguous()
     given = (C, B, x, None, dt, A, dt_bias, D, None, start)
     out, final = _call(given, 1.0, return_final_states)
+    if z is not None:
+        out = swiglu(z.flatten(2), out.flatten(2)).view_as(out)
     return (out, final.transpose(-1, -2)) if return_final_states else out
 
 

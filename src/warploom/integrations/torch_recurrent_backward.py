@@ -55,9 +55,9 @@ def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
         delta="beta" in tensors,
         softplus="bias" in tensors,
         gates=BF16 if narrow else FP32,
-        key_dim=q.shape[3],
-        value_dim=v.shape[3],
-        shared=q.shape[2] == 1,
+        key_dim=int(q.shape[3]),  # of traced shapes, too: a kernel is for one size of heads
+        value_dim=int(v.shape[3]),
+        shared=bool(q.shape[2] == 1),
         skip="skip" in tensors,
         initial=initial,
         final="dfinal" in tensors,

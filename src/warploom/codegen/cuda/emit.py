@@ -29,7 +29,7 @@ from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.text import block_text
 from warploom.errors import InputError
-from warploom.tile import Var
+from warploom.tile import Op, Var
 from warploom.tile.dtypes import HALVES, dtype
 
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
@@ -206,7 +206,7 @@ class Printer:
                 "}",
             ]
         if self.plan.tile_scheduler == "dynamic":
-            takers = (4 + self.plan.store_warps) * self.parts + self.turning
+            takers = 4 * self.parts + self._copying + self.turning
             lines += [
                 f"for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "  barrier_init(task_full + s * 8, 1);",
@@ -250,12 +250,17 @@ class Printer:
             lines.append("store_wait_read<0>();")
         return lines
 
+    @property
+    def _copying(self) -> int:
+        """How many warps copy panels: one a group, or one the room that groups have in turn."""
+        return self.plan.store_warps * (1 if self.plan.in_turn else self.parts)
+
     def _carriers(self) -> list[str]:
         """The warps of the loading group that copy what the compute groups leave in panels."""
         head, tail = task_lines(self.program, self.plan, False)
         body = ["#pragma unroll 1", *self.steps.carriers()]
         return [
-            f"}} else if (threadIdx.x / 32 - 1 < {self.parts}) {{  // copies a group's panels",
+            f"}} else if (threadIdx.x / 32 - 1 < {self._copying}) {{  // copies a group's panels",
             "  const int part = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 1, 0);",
             "  unsigned carried_parity = 0;",
             *indent([*head, *indent(body), *tail.split("\n")]),
@@ -318,6 +323,7 @@ class Printer:
             carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.facts.overwritten)]
+            body += [line for op in self._kept() for line in values.masks(op, {})]
         body += self.steps.role(code)
         if role.ahead:
             overlap = Overlap.of(self.block, role)
@@ -332,13 +338,12 @@ class Printer:
             where = next(op.where for op in self.program.ops() if op.dst == var)
             raise InputError(f"{where}: {error}") from None
 
+    def _kept(self) -> list[Op]:
+        return [op for op in self.program.ops() if op.id in self.placement.fusion.kept]
+
     def _registers(self) -> list[Var]:
-        found: dict[str, Var] = {}
-        for op in self.program.ops():
-            if op.dst is None or op.id not in self.placement.fusion.kept:
-                continue
-            if not self.placement.is_shared(op.dst):
-                found[op.dst.name] = op.dst
+        made = (op.dst for op in self._kept() if op.dst is not None)
+        found = {var.name: var for var in made if not self.placement.is_shared(var)}
         return list(found.values())
 
 

@@ -97,6 +97,11 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
         return _chosen_words(values, op, names)
     word = values.product_word(op, "t", "i", names) if packed else ""
+    if packed and (mask := values.masked(op)) is not None:
+        low, high = (
+            values.element(mask[1], At("tile", "t", f"(2 * i + {n})"), names) for n in (0, 1)
+        )
+        word = f"pack_{op.dst.type.dtype}({low}, {high}) & {op.dst.name}_mask[t][i]"
     if packed and op.kind in MOVED and _in_registers(values, op.srcs[0]):
         word = values.word(op.srcs[0], "t", "i", names)
     if word:

@@ -159,8 +159,8 @@ def turn_lines(block: BlockProgram, op: Op) -> list[str]:
 
 def steps_ahead(registers: int) -> int:
     """How many steps of turning a wide tile have their matrices on their way, in so many registers
-    a thread: each takes four."""
-    return max(1, (registers - 24) // 8 + 1)
+    a thread: each takes four and addresses, and more spill."""
+    return max(1, 3 + (registers - 40) // 6)
 
 
 def _nibble_pair(values: Values, op: Op) -> str:

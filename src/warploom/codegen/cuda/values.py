@@ -13,7 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from warploom.codegen.analysis.register_tiles import LANES, PACKED, RegisterTiles
+from warploom.codegen.cuda.lines import unrolled
 from warploom.codegen.cuda.names import c_name
+from warploom.codegen.ir.place import Placement
 from warploom.errors import InputError
 from warploom.tile import BOOL, INT8, Index, Op, Span, TileType, Var, round_to
 
@@ -166,7 +168,11 @@ MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
 
 
 class Values(RegisterTiles):
-    """Declares and reads the register tiles of a kernel."""
+    """Declares and reads the register tiles of a kernel; `keep_masks` as in its launch plan."""
+
+    def __init__(self, placement: Placement, keep_masks: bool = False) -> None:
+        super().__init__(placement)
+        self.keep_masks = keep_masks
 
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
@@ -336,6 +342,48 @@ class Values(RegisterTiles):
         low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
         product = self.product_word(inner, t, i, names)
         return product or self._packed(var, low, high, names)
+
+    def masked(self, op: Op) -> tuple[Var, Var] | None:
+        """(condition, what is left where it holds) of a cast to a packed tile that is 0 elsewhere,
+        where the condition is on places alone and masks are kept."""
+        inner = self.placement.fusion.inlined.get(op.srcs[0].name) if op.srcs else None
+        kind = op.dst.type if op.dst is not None else None
+        if not self.keep_masks or kind is None or op.kind != "cast" or inner is None:
+            return None
+        if inner.kind != "where" or self.form(kind) != "tile" or kind.dtype.name not in PACKED:
+            return None
+        condition, value, rest = inner.srcs
+        nothing = self.placement.fusion.inlined.get(rest.name)
+        if nothing is None or nothing.kind != "fill" or float(nothing.value or 0):
+            return None
+        return (condition, value) if self._of_places(condition) else None
+
+    def _of_places(self, var: Var) -> bool:
+        """Whether a variable follows from places in a tile alone."""
+        op = self.placement.fusion.inlined.get(var.name)
+        if op is None:
+            return False
+        if op.kind == "coordinate":
+            return op.start is not None and not op.start.symbols()
+        return op.kind == "fill" or (bool(op.srcs) and all(self._of_places(x) for x in op.srcs))
+
+    def masks(self, op: Op, names: dict[str, str]) -> list[str]:
+        """The words of the mask of an op, before the loops."""
+        found = self.masked(op)
+        if found is None or op.dst is None:
+            return []
+        blocks, count = self.extents(op.dst.type)
+        low, high = (
+            self.element(found[0], At("tile", "t", f"(2 * i + {n})"), names) for n in (0, 1)
+        )
+        name = f"{op.dst.name}_mask"
+        return [
+            f"unsigned {name}[{blocks}][{count}];",
+            *unrolled("t", blocks),
+            *unrolled("i", count),
+            # Hidden from the compiler, which would make them where they are used.
+            f"    {name}[t][i] = at_use(({low} ? 0xffffu : 0u) | ({high} ? 0xffff0000u : 0u));",
+        ]
 
     def product_word(
         self, op: Op, t: str, i: str, names: dict[str, str], read: Mapping[str, str] | None = None

@@ -440,7 +440,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
             return Policy("lcsf", launch, 2, 2, registers=(40, 232))
         # Turning values takes the time, and the more of it the fewer registers its warps have.
         launch = launch.with_options(staged_slots=2)
-        return Policy("overlapped", launch, 2, 2, registers=(56, 224))
+        return Policy("overlapped", launch, 2, 2, registers=(72, 216))
     height, width = config.tile
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(

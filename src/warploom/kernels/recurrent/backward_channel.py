@@ -65,9 +65,9 @@ class ChannelKeys(BackwardTask):
         n, i = coordinate("n", CHUNK), coordinate("i", CHUNK)
 
         def block(own: Tile, past: Tile, half: int) -> None:
-            weighed.assign((q.cast(FP32) * own.rename("i", "m")).cast(BF16).rename("m", "i"))
+            weighed.assign(by(q, own.rename("i", "m"), half).rename("m", "i"))
             past = past.rename("i", "n")
-            part = ((k.cast(FP32) * past).cast(BF16) @ weighed) * self.scale
+            part = (by(k, past, half) @ weighed) * self.scale
             scores.assign(where(blocks_past_now(n, i, half), part.cast(BF16), scores))
             dk.assign(dk + (where(blocks_past_now(n, i, half), change, 0.0) @ weighed) * past)
 
@@ -119,7 +119,7 @@ class ChannelQueries(BackwardTask):
         m, i = coordinate("m", CHUNK), coordinate("i", CHUNK)
 
         def block(own: Tile, past: Tile, half: int) -> None:
-            operand.assign((k.cast(FP32) * past).cast(BF16).rename("m", "i"))
+            operand.assign(by(k, past, half).rename("m", "i"))
             masked = where(blocks_now_past(m, i, half), change, 0.0)
             dq.assign(dq + (masked @ operand) * own)
 
@@ -138,3 +138,9 @@ class ChannelQueries(BackwardTask):
         start = load(self.arrays["starts"], self.batch, c, self.slot, self.depth)
         self.give("dg", c, "m", self.depth, own() - earlier + start)
         self.give("dq", c, "m", self.depth, dq)
+
+
+def by(x: Tile, weights: Tile, half: int) -> Tile:
+    """Rows of q or k times their weights in a block: where none is above 1 as products of narrow
+    elements, two an instruction, with one more rounding."""
+    return x * weights.cast(BF16) if half else (x.cast(FP32) * weights).cast(BF16)

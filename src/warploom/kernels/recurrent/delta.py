@@ -130,9 +130,8 @@ class DeltaTask(Task):
         """L, [r, n], and how much of row n is in row m, [m, n], from the products of keys and of
         queries with keys, both [r, n]. On and above the diagonal L is not read."""
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-        between = where(r >= n, 1.0, 0.0)
         if sums is not None:  # once for both: exponentials are what a chunk has most of
             left = exp2(sums.rename("t", "r") - sums.rename("t", "n"))
-            between = where(r >= n, left, 0.0)
-        low = low * between * beta.rename("t", "r")
-        return low, (scores * between * self.scale).cast(BF16).rename("r", "m")
+            low, scores = low * left, scores * left
+        seen = where(r >= n, scores * self.scale, 0.0).cast(BF16)
+        return low * beta.rename("t", "r"), seen.rename("r", "m")

@@ -22,8 +22,8 @@ from warploom.kernels.recurrent.channel import ChannelTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask
 from warploom.kernels.recurrent.scalar import ScalarTask
-from warploom.kernels.recurrent.task import CHUNK
 from warploom.kernels.recurrent.taylor import TaylorTask
+from warploom.kernels.recurrent.upright import UprightTask, stands_upright
 from warploom.tile import BF16, FP32, Array, DType, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_policy", "recurrent"]
@@ -53,7 +53,9 @@ def task_of(config: RecurrentConfig) -> type[ChannelTask | DeltaTask | TaylorTas
         return ChannelTask
     if config.taylor:
         return TaylorTask
-    return DeltaTask if config.delta else ScalarTask
+    if config.delta:
+        return DeltaTask
+    return UprightTask if stands_upright(config) else ScalarTask
 
 
 def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
@@ -88,15 +90,21 @@ def default_policy(config: RecurrentConfig) -> Policy:
     plan = default_launch(config)
     if config.taylor:
         return Policy("lcsf-early", plan, depth=2)  # 10 % less time than deeper rings
+    if stands_upright(config):
+        return Policy("inflight", plan, groups=1)
     if config.decay != "channel":
-        gated = config.decay in ("token", "step") and config.depth == CHUNK
-        gated = gated and not (config.delta or config.states)
         # Under delta rules a third slot is worth nothing, and in short rows it costs 2 %.
-        return Policy("inflight" if gated else "lcsf", plan, depth=2 if config.delta else 0)
+        return Policy("lcsf", plan, depth=2 if config.delta else 0)
     # Beside all its operands two blocks have room for one slot of v, which is needed last.
     return Policy("lcsf-early", plan, groups=1, depth=2, slots={"v": 1})
 
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:
     """The launch plan of the default policy: two states on an SM, in two blocks or two groups."""
-    return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)
+    upright = stands_upright(config)
+    return LaunchPlan(
+        split="" if upright else "e",
+        resident=1 if config.columns > 64 else 2,
+        store_panels=1,
+        keep_masks=upright or config.delta,
+    )

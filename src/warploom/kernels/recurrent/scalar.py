@@ -56,6 +56,8 @@ class _Ahead:
 class ScalarTask(Task):
     """Traces what one task does."""
 
+    axis = "n"  # along rows of registers, as gates are loaded
+
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         super().__init__(config, arrays)
         rate = RATES.get(config.decay)
@@ -66,8 +68,7 @@ class ScalarTask(Task):
 
     def run(self) -> None:
         """All of it."""
-        config, state = self.config, self.state()
-        ahead = _Ahead(self) if config.decay in GATES else None
+        config, state, ahead = self.config, self.state(), self.ahead()
         if not config.output:
             self.add_up(state, ahead)
             return
@@ -94,6 +95,10 @@ class ScalarTask(Task):
                 ahead.turn(after)
         self.end(state)
 
+    def ahead(self) -> _Ahead | None:
+        """Gates of chunks, where rows have some."""
+        return _Ahead(self) if self.config.decay in GATES else None
+
     def add_up(self, state: Tile, ahead: _Ahead | None) -> None:
         """Only what rows add to the state."""
         for i in loop(self.chunks):
@@ -118,7 +123,7 @@ class ScalarTask(Task):
 
     def gate(self, i: Index | int) -> Tile:
         """What the weights of chunk i are made of."""
-        return self.gates(GATES[self.config.decay], i, "n")
+        return self.gates(GATES[self.config.decay], i, self.axis)
 
     def weights(self, gate: Tile, i: Index | int) -> Weights:
         """From the gates of chunk i."""
@@ -126,7 +131,7 @@ class ScalarTask(Task):
 
     def vector(self, gate: Tile, i: Index | int) -> Tile:
         """The g or dt of chunk i along an axis of their own."""
-        vector = gate.cast(FP32).rename("n", "t")
+        vector = gate.cast(FP32).rename(self.axis, "t")
         if self.bias is not None:
             raw = vector + self.bias
             soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)

@@ -85,7 +85,7 @@ def kernels(config: RecurrentConfig, alone: bool = False) -> Iterator[tuple[Prog
     `solve` three with one slot each, where registers allow it (9 to 16 % less time). `alone`: the
     tasks of `chunks` are so few that one is all that an SM has (`few_tasks`)."""
     deep = config.decay == "channel"
-    plan = LaunchPlan(split="r", resident=2 if deep else 3, store_panels=1)
+    plan = LaunchPlan(split="r", resident=2 if deep else 3, store_panels=1, keep_masks=not deep)
     yield solve(config), Policy("multistage" if deep else "unpipelined", plan)
     plan = LaunchPlan(split="e", resident=1 if alone and not deep else 2, store_panels=1)
     if deep:
