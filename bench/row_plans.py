@@ -34,7 +34,7 @@ from warploom.runtime.kernel import Kernel
 ARCH = "sm_90a"
 ROUNDS, SECONDS, REST = 5, 0.003, 0.003
 SM_THREADS, SM_BYTES = 1536, 220 << 10  # at 40 registers of a thread; of shared memory
-CLOSE = 0.01  # a plan that no row prefers by more than this is not kept
+CLOSE = 0.005  # a plan that no row prefers by more than this is not kept
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "int32": "int32", "e4m3": "float8_e4m3fn"}
 OUTPUTS = ("y", "rstd", "mean", "lse", "summed", "scale")
 CASES = (
@@ -73,9 +73,12 @@ def candidates(config: RowConfig) -> dict[str, RowPlan]:
                 room = SM_BYTES // (columns // cluster * 2 * loads)
                 most = min(16, SM_THREADS // threads, room)
                 shares = {most, most * 2 // 3} - {0}
+                shares |= {SM_THREADS // 2 // threads} - {0}
                 found += [
                     RowPlan(threads, threads, cluster, resident=one, staged=True) for one in shares
                 ]
+            elif each in (16, 32) and cluster == 1:
+                found.append(RowPlan(threads, threads, resident=max(1, 1024 // threads)))
     return {name_of(plan): plan for plan in found}
 
 

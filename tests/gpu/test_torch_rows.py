@@ -144,9 +144,9 @@ def test_a_loss_of_a_product_and_its_gradients(count, classes, chunk):
 def test_scaling_in_place_reads_nothing_where_it_changes_nothing(count):
     x = torch.randn(count, device="cuda").bfloat16()
     want, by = (x.float() * 0.3).bfloat16(), torch.tensor(0.3, device="cuda")
-    rows.scale_in_place(by, x)
+    rows.scale_in_place(x, by)
     assert torch.equal(x, want)
-    rows.scale_in_place(torch.ones((), device="cuda"), x)
+    rows.scale_in_place(x, torch.ones((), device="cuda"))
     assert torch.equal(x, want)
 
 

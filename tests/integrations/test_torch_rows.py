@@ -14,6 +14,8 @@ rows = pytest.importorskip("warploom.integrations.torch_rows")
 loss = pytest.importorskip("warploom.integrations.torch_loss")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 functional = torch.nn.functional
+compiling = pytest.importorskip("functorch.compile")
+aot_function, make_boxed_func = compiling.aot_function, compiling.make_boxed_func
 PARTS = 3
 
 
@@ -187,25 +189,28 @@ def test_scaling_in_place_is_left_out_where_it_changes_nothing(interpreted, monk
     monkeypatch.setattr(rows, "TASKS", 3)
     x, two, one = torch.randn(count), torch.tensor(2.0), torch.tensor(1.0)
     want = 2 * x
-    rows.scale_in_place(two, x)
+    rows.scale_in_place(x, two)
     assert torch.equal(x, want)
-    rows.scale_in_place(one, x)
+    rows.scale_in_place(x, one)
     assert torch.equal(x, want)
 
 
-def test_gradients_of_a_loss_of_a_product_can_be_traced():
-    with FakeTensorMode():
-        x, weight = (
-            torch.empty(n, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
-            for n in (30, 96)
-        )
-        target = torch.zeros(30, device="meta", dtype=torch.int64)
-        total = loss.linear_cross_entropy(x, weight, target)
-        found = torch.autograd.grad(total, (x, weight))
-    assert [(one.shape, one.dtype) for one in found] == [
-        (x.shape, x.dtype),
-        (weight.shape, x.dtype),
-    ]
+def test_gradients_of_a_loss_of_a_product_are_traced(monkeypatch):
+    """As torch.compile sees them: what the backward pass launches is an operator of its own."""
+    for module in (rows, loss):
+        monkeypatch.setattr(module, "check_devices", lambda name, tensors: None)
+    x, weight = (
+        torch.empty(n, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for n in (30, 9)
+    )
+    seen = []
+    call = aot_function(
+        loss.linear_cross_entropy,
+        fw_compiler=lambda graph, _: make_boxed_func(graph),
+        bw_compiler=lambda graph, _: seen.append(graph.code) or make_boxed_func(graph),
+    )
+    call(x, weight, torch.empty(30, device="meta", dtype=torch.int64)).backward()
+    assert seen[0].count("torch.ops.warploom.scale_") == 2
+    assert x.grad.shape == x.shape and weight.grad.shape == weight.shape
 
 
 def test_shapes_of_fake_tensors():

@@ -104,14 +104,12 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
     dx, dweight = ctx.saved_tensors
     if loss is None:
         return (None,) * 6
-    # Where no second backward pass may come, nobody else has them; a graph that is traced writes
-    # nothing in place.
+    # Where no second backward pass may come, nobody else has them.
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    if kept or type(dx) is not torch.Tensor:
-        made = ((one * loss.reshape(1)).to(one.dtype) for one in (dx, dweight))
-        return *made, None, None, None, None
-    scale_in_place(loss, dx, dweight)
-    return dx, dweight, None, None, None, None
+    scaled = [one.clone() if kept else one for one in (dx, dweight)]
+    for one in scaled:
+        scale_in_place(one, loss)
+    return *scaled, None, None, None, None
 
 
 OPERATOR = operator(

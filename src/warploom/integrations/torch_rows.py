@@ -224,6 +224,25 @@ def _nothing(*_: Any) -> None:
     """What an operation gives that writes in place."""
 
 
+def _scaled_kind(x: Any, by: Any) -> DType:
+    check_devices("scale_", {"x": x, "by": by})
+    if by.dtype != torch.float32 or by.numel() != 1:
+        raise InputError(f"scale_ by {by.dtype} {list(by.shape)}: expected one number in fp32")
+    return allowed_type(x, "scale_ x", FLOATS)
+
+
+def _scale(kind: DType, _: None, x: Any, by: Any) -> None:
+    """Launch a product in place."""
+    count = x.numel()
+    whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
+    if not whole or count * x.element_size() % LINE:
+        x.mul_(by.reshape(1))  # a number without dimensions would first be rounded to 16 bits
+        return
+    changes = (by != 1).int().expand(TASKS).contiguous()
+    arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
+    _scaled(kind, x)(arrays, {}, current_stream(x))
+
+
 def _rotate(config: RowConfig, y: Any, x: Any, cos: Any, sin: Any, *_: bool) -> None:
     """Launch a rotation, from the rows x to y, or without y in their place."""
     if x.numel() == 0:
@@ -281,6 +300,12 @@ OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
         "warploom::rotary", ROTARY_SCHEMA, *TURNED, _rotary_backward, _rotary_context
     ),
     "rotary_": operator("warploom::rotary_", IN_PLACE_SCHEMA, *IN_PLACE, mutates=("x",)),
+    "scale_": operator(
+        "warploom::scale_",
+        "(Tensor(a!) x, Tensor by) -> ()",
+        *steps(_scaled_kind, _nothing, _scale, in_place=True),
+        mutates=("x",),
+    ),
 }
 
 
@@ -364,18 +389,10 @@ def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None
     kernel(arrays, {}, current_stream(logits))
 
 
-def scale_in_place(by: Any, *tensors: Any) -> None:
-    """Multiply tensors in place by the number `by`, an fp32 tensor on their device. Where that is
-    1, as the gradient of a loss mostly is, they are not even read, and the host need not know."""
-    changes = (by != 1).int().expand(TASKS).contiguous()
-    for x in tensors:
-        count = x.numel()
-        whole = x.is_contiguous() and x.data_ptr() % LINE == 0 and 0 < count < MOST_SCALED
-        if not whole or count * x.element_size() % LINE:
-            x.mul_(by.reshape(1))  # a number without dimensions would first be rounded to 16 bits
-            continue
-        arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
-        _scaled(allowed_type(x, "x", FLOATS), x)(arrays, {}, current_stream(x))
+def scale_in_place(x: Any, by: Any) -> None:
+    """Multiply x in place by the number `by`, an fp32 tensor on its device. Where that is 1, as the
+    gradient of a loss mostly is, x is not even read, and the host need not know."""
+    OPERATORS["scale_"](x, by)
 
 
 def swiglu(gate: Any, up: Any) -> Any:

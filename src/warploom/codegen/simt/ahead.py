@@ -21,7 +21,6 @@ from warploom.codegen.simt.schedule import WIDEST_BYTES, SimtSchedule
 from warploom.tile import Loop, Op, Program
 
 SMALLEST_COPY = 4  # bytes that cp.async copies at least
-BESIDE_STAGED = 8  # registers for values loaded early beside staged tiles: numbers of rows
 Body = tuple[Op | Loop, ...]
 
 
@@ -88,7 +87,6 @@ def ahead(program: Program, layout: Layout, forms: Mapping[str, str], registers:
         # The one task of a block loads what it stores to only later, too.
         staged = schedule.staged and not index and innermost
         stored = set[str]() if staged else everywhere
-        room = min(room, BESIDE_STAGED) if staged else room
         for op in body:
             if isinstance(op, Loop):
                 continue

@@ -24,6 +24,8 @@ from warploom.tile.ir import joint_axis
 from warploom.tile.ops import OPS
 
 EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
+STAGED_WORK = 32  # registers of a thread that works on staged tiles line by line
+LEAST_EARLY = 8  # for numbers of rows
 WORDS = 4  # of a block of random bits
 LINE = 128
 BARRIERS = 16  # bytes of a cluster's
@@ -77,7 +79,7 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     """
     layout, forms = Layout(schedule), forms_of(program)
     _check(program, layout, forms, arch)
-    early = ahead(program, layout, forms, entry_registers(schedule.threads, arch) // EARLY_SHARE)
+    early = ahead(program, layout, forms, _early_registers(schedule, arch))
     weighted = weighted_sums(program, layout, forms)
     cluster_at = -(-shared_bytes(program, layout, forms, weighted.sums) // 16) * 16
     room = cluster_room(program, layout, forms, weighted.sums)
@@ -103,6 +105,15 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
         early.first if _one_task(program, schedule) else frozenset(), _once(program, forms),
         _stored_only(program), stored, loaded,
     )  # fmt: skip
+
+
+def _early_registers(schedule: SimtSchedule, arch: str) -> int:
+    """Registers of a thread for values that are loaded early: a share of all, or beside staged
+    tiles what is left by the work on a line."""
+    if not schedule.staged:
+        return entry_registers(schedule.threads, arch) // EARLY_SHARE
+    held = entry_registers(schedule.threads, arch, max(1, schedule.launch.resident))
+    return max(LEAST_EARLY, held - STAGED_WORK)
 
 
 def _parameters(

@@ -234,12 +234,12 @@ class _Printer:
                 if op.dst is None:
                     body += access.of_line(access.store_lines(c_name(op.srcs[0].name)))
                     continue
-                lines = access.load_lines(name, early=True)
-                before += [
-                    access.declared(name),
-                    *(one.strip() for one in lines if "pinned" in one),
-                ]
-                body += [one.replace("<false>", "<false, true>") for one in access.of_line(lines)]
+                if op.id not in self.facts.ahead.first:
+                    lines = access.load_lines(name, early=True)
+                    pinned = [one.strip() for one in lines if "pinned" in one]
+                    before += [access.declared(name), *pinned]
+                    lines = access.of_line(lines)
+                    body += [one.replace("<false>", "<false, true>") for one in lines]
                 body += access.of_line(access.value_lines(name, c_name(op.dst.name)))
                 continue
             if OPS[op.kind].group == "reduce":
