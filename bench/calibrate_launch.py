@@ -783,8 +783,9 @@ def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
 
 def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, float]:
     """Energies of matmuls of other types and of DRAM's bytes that SMs ask for in common, and the
-    share of common bytes that L2 reads for each of them, from a run of the kernels on any card: beside its own matmuls in bf16, and its
-    own rings that share all or nothing. `known` is of `fit`; cards differ by a few per cent."""
+    share of common bytes that L2 reads for each of them, from a run of the kernels on any card:
+    beside its own matmuls in bf16, and its own rings that share all or nothing. `known` is of
+    `fit`; cards differ by a few per cent."""
     rows = {row["name"]: row for row in raw["power"]}
     static = rows["asleep"]["watts"]
     boost = max(row["mhz"] for row in raw["power"])
