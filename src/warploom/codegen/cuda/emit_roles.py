@@ -96,12 +96,12 @@ class StepCode(StepLines):
                 lines += write(tail, f"{loop.index}_stop", 0)
         else:
             lines += self._started_ahead(code, write)
-        if role.computes and self.block.placement.until(loop) is not None:
-            lines += self._left_out(code, write)
         for fill in code.zeroed:
             assert fill.dst is not None
             zero = compute_lines(self.values, fill, {})
             lines += [f"if (!{fill.dst.name}_live) {{", *indent(zero), "}"]
+        if role.computes and self.block.placement.until(loop) is not None:
+            lines += self._left_out(code, write)
         return ["{", *indent(lines), "}"]
 
     def carried(self, loop: Loop) -> list[Op]:
