@@ -32,8 +32,8 @@ def stages_apart():
 
 
 def staged():
-    """A delta rule: four tiles of a group's own, of which one is written twice."""
-    config = RecurrentConfig("none", delta=True)
+    """Decays of a row: a tile of a group's own is written before the loop and in it."""
+    config = RecurrentConfig("token")
     return (program := recurrent(config)), schedule_for(program, default_policy(config))
 
 
@@ -155,7 +155,7 @@ FAULTS = {
         ("tiny, turns", "early_end", r" *empty\n *TurnWait\n *TurnPass\n", ""),
     ],
     "a group's own shared memory": [
-        ("staged", LAST, " *FencedGroupSync\n", "", number) for number in range(3)
+        ("staged", LAST, " *FencedGroupSync\n", "", number) for number in range(2)
     ]
     + [
         ("staged", LAST, "FencedGroupSync", "GroupSync"),
