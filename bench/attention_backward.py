@@ -64,7 +64,8 @@ STYLES = {
     "late": Style(late=True, fenced=True),
     "late apart": Style(late=True, fenced=True, apart=True),
     "late taken": Style(late=True, fenced=True, taken=True),
-    "ahead": Style(ahead=True, fenced=True),
+    "late turns": Style(late=True, fenced=True, turns=True),
+    "late turns behind": Style(late=True, fenced=True, turns=True, behind=True),
 }
 Call = Callable[[], Any]
 

@@ -45,6 +45,8 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x80-early-optimistic-split",
         "128x128-overlap-early-optimistic",
         "192x80-prefetch-early-optimistic-split",
+        "128x128-pingpong-overlap-early-optimistic",
+        "128x112-pingpong-overlap-early-optimistic",
     ),
     "d128 causal": (
         "128x128-dynamic16-cooperative",
@@ -54,6 +56,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-dynamic16-overlap-early-optimistic",
         "192x80-dynamic16-overlap-early-optimistic",
         "128x128-dynamic16-overlap",
+        "128x128-dynamic16-pingpong-overlap-early-optimistic",
     ),
     "d64": (
         "192x128-prefetch",
@@ -65,12 +68,15 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-overlap-early-optimistic",
         "128x128-prefetch-early-optimistic",
         "128x64-two-per-sm-serial",
+        "128x128-pingpong-overlap-early-optimistic",
+        "128x112-pingpong-overlap-early-optimistic",
     ),
     "d64 causal": (
         "128x64-two-per-sm-serial",
         "192x128-serpentine",
         "192x128-serpentine-early-optimistic",
         "128x128-dynamic16-overlap-early-optimistic",
+        "128x128-dynamic16-pingpong-overlap-early-optimistic",
     ),
     "d96": (
         "128x128-prefetch-cooperative-split",

@@ -37,11 +37,9 @@ from typing import Any
 from bench import engine_model, gemm_cases, sitting
 from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
-from warploom.autosched.plans import ADDING
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
-from warploom.codegen.compile.build import build as build_kernel
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.outcome import Outcome, bound_of, bounds_of, told
 from warploom.engine.points import Space
@@ -53,7 +51,7 @@ from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneSettings
-from warploom.kernels.gemm.program import GemmConfig, combine, gemm
+from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.select import select
 from warploom.perf.launch_time import Launch, at_bounds
@@ -74,7 +72,7 @@ FAR = 0.02  # of a result from another kernel's, over its largest element
 WRONG = 0.01  # of drawn rows from float64, in norm
 DRAWN = 64  # rows of a result that are compared with float64
 TABLE = "tuned table"
-TABLES = ("tuned_table", "tuned_table_sums")  # folders of what it chooses
+CHOSEN = "tuned_table"  # the folder of what it chooses
 WHOLE, NO_MACHINE_CODE, NO_REPLAY = "engine", "without machine-code search", "without replay"
 NO_REWRITES, NO_SOLVER = "without rewrites", "without solved orders"
 ABLATED = (WHOLE, NO_MACHINE_CODE, NO_REPLAY, NO_REWRITES, NO_SOLVER)
@@ -165,21 +163,17 @@ class Case:
         causal = str(bool(self.known["causal"])).lower()
         return Space(ATTENTION, {"dim": str(self.known["d"]), "causal": causal})
 
-    def library(self) -> tuple[list[Built], int]:
-        """What the tuned table chooses: a kernel or, where a workspace between two is faster, that
-        of so many slices and what adds them up."""
+    def library(self) -> Built:
+        """What the tuned table chooses, where that is faster in parts that a second kernel adds
+        up."""
         if self.name == "gemm" and not self.kind:
             choice = choose_gemm(*(self.known[name] for name in "mnk"), sliced=True)
-            config = choice.config(GemmConfig())
-            if config.workspace:
-                first = build_kernel(gemm(config), choice.schedule(config))
-                second = build_kernel(combine(config), ADDING)
-                return [first, second], config.slices
+            return choice.selected(GemmConfig()).build()
         settings = {key: str(size) for key, size in self.sizes.items()} | self.settings
         if self.name == "attention":
             settings["head_dim"] = settings.pop("d")
             settings["causal"] = str(bool(self.known["causal"])).lower()
-        return [select(self.name, settings).build()], 0
+        return select(self.name, settings).build()
 
 
 def cases(seed: int, only: Sequence[str] = ()) -> dict[str, Case]:
@@ -275,36 +269,18 @@ def ablated(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
 
 
 def measured(
-    torch: Any,
-    case: Case,
-    built: Mapping[str, Built],
-    right: str,
-    after: Built | None = None,
-    slices: int = 0,
+    torch: Any, case: Case, built: Mapping[str, Built], right: str
 ) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
     """Microseconds of kernels in shuffled rounds of bursts, with the one that is `right` once more
     as a control; how far each one's result is from that one's, over its largest element; and each
-    one's relative error in places compared with float64. `after` adds up the slices of a sum that
-    the right one leaves."""
+    one's relative error in places compared with float64."""
     torch.manual_seed(0)
     arrays = arrays_of(torch, case)
-    if after is not None:
-        m, n = (case.known[name] for name in "mn")
-        arrays["parts"] = torch.empty(slices, m, n, device="cuda")
     results: dict[str, Any] = {}
 
     def call(name: str) -> Any:
-        launched = [built[name], *([after] if after is not None and name == right else [])]
-        kernels = [
-            (one.kernel(), {own.name: arrays[own.name] for own in one.interface.arrays})
-            for one in launched
-        ]
-
-        def run() -> None:
-            for kernel, own in kernels:
-                kernel(own, stream=int(torch.cuda.current_stream().cuda_stream))
-
-        return run
+        kernel, own = built[name].kernel(), {one: arrays[one] for one in built[name].taken}
+        return lambda: kernel(own, stream=int(torch.cuda.current_stream().cuda_stream))
 
     calls = {name: call(name) for name in built}
     at, expected = exact(torch, case, arrays)
@@ -364,12 +340,10 @@ def build(out: Path, effort: str, some: Mapping[str, Case], timed: int) -> None:
         for number, found in enumerate(explored.forms(timed)):
             case.space.selected(found.point, "h200").build().write(folder / str(number))
             rows.append({"point": str(found.point), "predicted": found.microseconds})
-        library, slices = case.library()
-        for one, name in zip(library, TABLES, strict=False):
-            one.write(folder / name)
+        library = case.library()
+        library.write(folder / CHOSEN)
         note = {
-            "compiler": library[0].resources.compiler,
-            "slices": slices,
+            "compiler": library.resources.compiler,
             "points": rows,
             "tried": len(explored.found),
             "pruned": explored.pruned,
@@ -384,9 +358,8 @@ def rows(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
     note: dict[str, Any] = json.loads((folder / "case.json").read_text())
     names = [str(n) for n in range(len(note["points"]))]
     built = {name: Built.read(folder / name) for name in names}
-    built[TABLE] = Built.read(folder / TABLES[0])
-    after = Built.read(folder / TABLES[1]) if (folder / TABLES[1]).is_dir() else None
-    samples, off, errors = measured(torch, case, built, TABLE, after, note["slices"])
+    built[TABLE] = Built.read(folder / CHOSEN)
+    samples, off, errors = measured(torch, case, built, TABLE)
     right = all(one < FAR for one in off.values()) and all(one < WRONG for one in errors)
     seen: dict[str, Any] = {"numerics": "pass" if right else "fail", "error": f"{max(errors):.1e}"}
     yield row(case, note, samples, "0", {**seen, "points tried": note["tried"]})

@@ -12,6 +12,7 @@ A case (`bench/gemm_serving_cases.py`) is one of
     grouped8 ...                the same in fp8 with block scales
     rows8 ...                   in fp8 with scales of rows and columns, summed in the tensor core
     experts MODEL TOKENS        both layers with SwiGLU, from the router's choice to the weighed sum
+    experts8 MODEL TOKENS       the same with e4m3 weights; rows are rounded before each product
     few MxNxK                   bf16, few rows
     weights8, integers8 MxNxK   fp8 or int8 weights with a scale a column, bf16 rows
     integers4 MxNxK             int4 weights with a scale for a group of 128, bf16 rows
@@ -21,9 +22,11 @@ of ours includes the kernel that makes the list of tasks on the GPU; Triton's is
 alternate that are larger than L2 together. Bursts in shuffled rounds, with a second copy of the
 first library's as A/A control. "by rows" is torch's product of the same fp8 elements with a scale a
 row, summed in the tensor core: it has less to do. Where torch has no other (grouped8), it is the
-baseline, else a check. Narrow weights stand beside torch's product with bf16 ones, which are two or
-four times as many bytes, and int4 also beside torch's own. Both layers of experts begin with the
-same sort of the router's choices.
+baseline, else a check. "cuBLAS, dense" is one product of as many rows with one expert's weights;
+"ratio at most" is that of a grouped product to the best baseline if it took as long as this one, or
+as moving everything once takes at the memory's peak rate, whichever is longer. Narrow weights stand
+beside torch's product with bf16 ones, which are two or four times as many bytes, and int4 also
+beside torch's own. Both layers of experts begin with the same sort of the router's choices.
 """
 
 from __future__ import annotations
@@ -42,8 +45,10 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.gemm_serving_cases import (
+    BESIDE,
     BY_ROWS,
     CASES,
+    DENSE,
     PUBLISHED,
     TYPES,
     Call,
@@ -51,9 +56,11 @@ from bench.gemm_serving_cases import (
     libraries,
     operands,
     own_call,
+    rounded,
 )
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.grouped import SCALED
+from warploom.machine import load
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "gemm_serving.json"
@@ -61,6 +68,7 @@ ROUNDS = 9
 BEYOND_L2 = 2e8  # bytes of weights that alternate
 MOST_COPIES = 12
 FASTEST = 2  # of Triton's tiles, which are timed with the others
+RESULT_BYTES = 2  # of an element of a result
 SEEN = 300  # rows of an expert that are checked
 TOKENS_SEEN = 8  # of a layer of experts
 
@@ -98,15 +106,26 @@ def expected(torch: Any, t: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 def _tokens_of_layer(torch: Any, t: Mapping[str, Any]) -> Any:
     """What a layer of experts gives for the first tokens, each by itself."""
+
+    def near(row: Any) -> Any:
+        if "scale_up" not in t:
+            return row
+        narrow, scale = rounded(torch, row)
+        return narrow.double() * scale.double()
+
     found: list[Any] = []
     for x, experts, weights in zip(
         t["x"][:TOKENS_SEEN].double(), t["chosen"], t["weights"].double(), strict=False
     ):
         out = 0.0
         for expert, weight in zip(experts.tolist(), weights, strict=True):
-            gate, other = (x @ t["up"][expert].double()).chunk(2)
+            up, down = (t[name][expert].double() for name in ("up", "down"))
+            if "scale_up" in t:
+                up = up * t["scale_up"][expert].double()
+                down = down * t["scale_down"][expert].double()
+            gate, other = (near(x) @ up).chunk(2)
             inner = torch.nn.functional.silu(gate) * other
-            out = out + weight * (inner @ t["down"][expert].double())
+            out = out + weight * (near(inner) @ down)
         found.append(out)
     return torch.stack(found)
 
@@ -155,7 +174,7 @@ def measured(torch: Any, case: Case) -> Evidence:
         except Exception as error:
             refused[name] = f"{type(error).__name__}: {error}"[:200]
             continue
-        if errors[name] < case.wrong or name == BY_ROWS:
+        if errors[name] < case.wrong or name in BESIDE:
             calls[name] = call
     for name in sorted(tiles, key=lambda name: tiles[name])[FASTEST:]:
         calls.pop(name, None)
@@ -164,7 +183,8 @@ def measured(torch: Any, case: Case) -> Evidence:
     gpu.again(control)
     bursts = sitting.measure(gpu, ROUNDS, False, 0)["bursts"]
     samples: dict[str, list[float]] = {name: one["ms"] for name, one in bursts.items()}
-    return evidence(case, samples, control, errors, refused | gpu.refused)
+    used = sum(1 for count in sets[0].get("counts", ()) if count) or experts
+    return evidence(case, samples, control, errors, refused | gpu.refused, used)
 
 
 def evidence(
@@ -173,8 +193,9 @@ def evidence(
     control: str,
     errors: Mapping[str, float],
     refused: Mapping[str, str],
+    used: int,
 ) -> Evidence:
-    """The row of a case; of Triton's tiles it keeps the fastest."""
+    """The row of a case; of Triton's tiles it keeps the fastest. `used`: experts that have rows."""
     experts, rows, n, k = case.sizes
     ms = {name: statistics.median(one) for name, one in samples.items()}
     rates = {name: 2e-9 * rows * n * k / one for name, one in ms.items()}
@@ -182,7 +203,8 @@ def evidence(
     slower = sorted((name for name in rivals if name.startswith("Triton")), key=rivals.__getitem__)
     for name in slower[:-1]:
         del rivals[name]
-    same = {name: rate for name, rate in rivals.items() if name != BY_ROWS} or rivals
+    others = {name: rate for name, rate in rivals.items() if name != DENSE}
+    same = {name: rate for name, rate in others.items() if name != BY_ROWS} or others
     best = max(same, key=lambda name: same[name])
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *again = median_interval(samples[control], samples[sitting.CONTROL])
@@ -191,9 +213,14 @@ def evidence(
         "numerics": "pass" if errors["warploom"] < case.wrong else "fail",
         "errors": {n: float(f"{errors[n]:.2g}") for n in ("warploom", *same) if n != BY_ROWS},
         "us": round(1e3 * ms["warploom"], 2),
-        "TB/s of weights": round(experts * n * k * case.width / ms["warploom"] * 1e-9, 3),
+        "TB/s of weights": round(used * n * k * case.width / ms["warploom"] * 1e-9, 3),
         "refused": refused,
     }
+    if DENSE in ms:
+        moved = case.width * (used * n + rows) * k + RESULT_BYTES * rows * n
+        least = max(ms[DENSE], 1e3 * moved / load("h200").value("dram.bandwidth"))
+        checks["of the dense rate"] = round(ms[DENSE] / ms["warploom"], 3)
+        checks["ratio at most"] = round(ms[best] / least, 3)
     checks |= {name: round(rate, 1) for name, rate in rivals.items() if name not in same}
     if case.name in PUBLISHED:
         checks["DeepGEMM on an H800, published"] = PUBLISHED[case.name]

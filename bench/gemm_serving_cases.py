@@ -65,16 +65,22 @@ CASES = (
     *(f"few {m}x{n}x{k}" for m in ROWS for n, k in NARROW),
     *(f"{kind} {m}x{n}x{k}" for kind in WEIGHTS for m in (1, 16, 64) for n, k in NARROW),
     *(f"experts {model} {tokens}" for tokens in (4096, 128) for model in MODELS),
+    *(f"experts8 {model} 4096" for model in MODELS),
 )
 TYPES = {
     **dict.fromkeys(("grouped", "few", "experts"), "bf16"),
-    "rows8": "e4m3, scales of rows",
+    **dict.fromkeys(("rows8", "experts8"), "e4m3, scales of rows"),
     "weights8": "bf16, e4m3 weights",
     "integers8": "bf16, int8 weights",
     "integers4": "bf16, int4 weights",
 }
 BY_ROWS = "torch, by rows"
+DENSE = "cuBLAS, dense"  # the same rows by one expert's weights
+BESIDE = (BY_ROWS, DENSE)  # have other work: no baselines
+LAYERS = ("experts", "experts8")
 LAYER = ("x", "up", "down", "chosen", "weights")  # the arguments of a layer of experts
+SCALES = ("scale_up", "scale_down")  # those of e4m3 weights
+MOST_E4M3 = 448.0
 WRONG = 6e-3
 INNER_TILES = 8  # of torch's packing
 Call = Callable[[], Any]
@@ -103,7 +109,7 @@ class Case:
             raise InputError(f"case {self.name!r}: expected a model of {', '.join(MODELS)}")
         experts, taken, width, inner = MODELS[words[1]]
         layers = {"up": (2 * inner, width), "down": (width, inner), "": (3 * inner, width)}
-        layer = "" if self.kind == "experts" else words[2]
+        layer = "" if self.kind in LAYERS else words[2]
         return experts, int(words[-1]) * taken, *layers[layer]
 
     @property
@@ -115,8 +121,9 @@ class Case:
 
     @property
     def wrong(self) -> float:
-        """The relative error of a result that fails; a layer rounds twice to bf16."""
-        return 2 * WRONG if self.kind == "experts" else WRONG
+        """The relative error of a result that fails; a layer rounds twice to bf16, or to e4m3 what
+        is at times at the edge of another number."""
+        return {"experts": 2 * WRONG, "experts8": 4 * WRONG}.get(self.kind, WRONG)
 
     @cached_property
     def kernels(self) -> dict[str, Make]:
@@ -134,13 +141,16 @@ class Case:
             if own.workspace:
                 found["combine"] = partial(compiled, combine(own), ADDING)
             return found
-        if self.kind == "experts":
+        if self.kind in LAYERS:
             _, taken, width, inner = MODELS[self.name.split()[1]]
-            up = self._grouped(GroupedConfig(groups="rows", swiglu=True), inner, width)
-            down = self._grouped(GroupedConfig(groups="rows"), width, inner)
+            plain = GroupedConfig(groups="rows")
+            if self.kind == "experts8":
+                plain = replace(plain, dtype=E4M3, scales="rows")
+            up = self._grouped(replace(plain, swiglu=True), inner, width)
+            down = self._grouped(plain, width, inner)
             around = {"gather": gather_rows(), "combine": combine_rows(taken)}
-            plain = {name: partial(compiled, one, rows_schedule()) for name, one in around.items()}
-            return {**up, **down, **plain}
+            moved = {name: partial(compiled, one, rows_schedule()) for name, one in around.items()}
+            return {**up, **down, **moved}
         config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
         if self.kind == "rows8":
             config = replace(config, dtype=E4M3, scales="rows")
@@ -180,7 +190,7 @@ def scaled(torch: Any, *shape: int) -> tuple[Any, Any]:
 def operands(torch: Any, case: Case, number: int) -> dict[str, Any]:
     """Tensors of a case: a, b: [experts, n, k] with their scales, and whose rows are whose."""
     torch.manual_seed(number)
-    if case.kind == "experts":
+    if case.kind in LAYERS:
         return _layer(torch, case)
     experts, rows, n, k = case.sizes
     counts = counts_of(torch, experts, rows) if experts > 1 else torch.tensor([rows])
@@ -227,21 +237,33 @@ def _layer(torch: Any, case: Case) -> dict[str, Any]:
     noise = -torch.rand(tokens, experts).double().log().neg().log()
     weights, chosen = (shares + noise).topk(taken)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    return {
+    found = {
         "x": torch.randn(tokens, width, **options),
-        "up": torch.randn(experts, 2 * inner, width, **options).transpose(1, 2) * width**-0.5,
-        "down": torch.randn(experts, width, inner, **options).transpose(1, 2) * inner**-0.5,
         "chosen": chosen.cuda(),
         "weights": weights.softmax(-1).float().cuda(),
     }
+    sizes = {"up": (2 * inner, width), "down": (width, inner)}
+    for name, (n, k) in sizes.items():
+        if case.kind == "experts":
+            found[name] = torch.randn(experts, n, k, **options).transpose(1, 2) * k**-0.5
+        else:
+            found[name] = scaled(torch, experts, n, k)[0].transpose(1, 2)
+            found[f"scale_{name}"] = (torch.rand((experts, n), device="cuda") + 0.5) * k**-0.5
+    return found
+
+
+def rounded(torch: Any, rows: Any) -> tuple[Any, Any]:
+    """(e4m3 rows, a scale of each), by torch's operators."""
+    scale = rows.abs().amax(-1).float() / MOST_E4M3
+    return (rows / scale[..., None]).to(torch.float8_e4m3fn), scale
 
 
 def own_call(case: Case, t: Mapping[str, Any]) -> Call:
     """The operator."""
     module = importlib.import_module("warploom.integrations.torch_gemm")
-    if case.kind == "experts":
+    if case.kind in LAYERS:
         layer = importlib.import_module("warploom.integrations.torch_experts")
-        return lambda: layer.experts_mlp(*(t[name] for name in LAYER))
+        return lambda: layer.experts_mlp(*(t[name] for name in (*LAYER, *SCALES) if name in t))
     if case.kind in WEIGHTS:
         narrow = importlib.import_module("warploom.integrations.torch_weight_only")
         stored = t["b"][0]
@@ -265,8 +287,9 @@ def own_call(case: Case, t: Mapping[str, Any]) -> Call:
 
 def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[str, Call]:
     """The same product by others, and torch's by rows."""
-    if case.kind == "experts":
-        return {"torch": lambda: _layer_of_torch(torch, *(t[name] for name in LAYER))}
+    if case.kind in LAYERS:
+        layer = _layer_of_torch if case.kind == "experts" else _narrow_layer_of_torch
+        return {"torch": lambda: layer(torch, *(t[n] for n in (*LAYER, *SCALES) if n in t))}
     if case.kind in WEIGHTS:
         return {"torch": lambda: torch.mm(t["a"], t["wide"].t()), **_torch_int4(torch, case, t)}
     weights = t["b"].transpose(1, 2)
@@ -285,9 +308,16 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
                 "torch": lambda: torch._scaled_grouped_mm(
                     t["a"], weights, *scales, offs=t["ends"], **fast
                 ),
+                DENSE: lambda: torch._scaled_mm(
+                    t["a"], weights[0], scales[0][:, None], scales[1][:1], **fast
+                ),
                 **found,
             }
-        return {"torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]), **found}
+        return {
+            "torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]),
+            DENSE: lambda: torch.mm(t["a"], weights[0]),
+            **found,
+        }
     if case.kind == "few":
         return {"torch": lambda: torch.mm(t["a"], weights[0])}
     rows = torch.ones(t["a"].shape[0], device="cuda")
@@ -296,7 +326,8 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
         return {
             BY_ROWS: lambda: torch._scaled_grouped_mm(
                 t["a"], weights, rows, columns, offs=t["ends"], **fast
-            )
+            ),
+            DENSE: lambda: torch._scaled_mm(t["a"], weights[0], rows[:, None], columns[:1], **fast),
         }
     wide, deep = t["scale_b"].shape[1:]
     # cuBLAS wants the rows of b's scales padded to 16 bytes.
@@ -318,6 +349,22 @@ def _layer_of_torch(torch: Any, x: Any, up: Any, down: Any, chosen: Any, weights
     gate, other = torch._grouped_mm(x[tokens], up, offs=offs).chunk(2, 1)
     rows = torch._grouped_mm(torch.nn.functional.silu(gate) * other, down, offs=offs)
     return torch.einsum("tjn,tj->tn", rows[places], weights.to(rows.dtype))
+
+
+def _narrow_layer_of_torch(
+    torch: Any, x: Any, up: Any, down: Any, chosen: Any, weights: Any, of_up: Any, of_down: Any
+) -> Any:
+    """The same with e4m3 weights: rows are rounded to e4m3 before each product."""
+    route = importlib.import_module("warploom.integrations.torch_experts").route
+    tokens, offs, places = route(chosen, up.shape[0])
+    fast = {"offs": offs, "out_dtype": x.dtype, "use_fast_accum": True}
+    narrow, scale = rounded(torch, x)
+    rows = narrow.view(torch.uint8)[tokens].view(narrow.dtype)
+    both = torch._scaled_grouped_mm(rows, up, scale[tokens], of_up, **fast)
+    gate, other = both.chunk(2, 1)
+    narrow, scale = rounded(torch, torch.nn.functional.silu(gate) * other)
+    results = torch._scaled_grouped_mm(narrow, down, scale, of_down, **fast)
+    return torch.einsum("tjn,tj->tn", results[places], weights.to(results.dtype))
 
 
 def _torch_int4(torch: Any, case: Case, t: Mapping[str, Any]) -> dict[str, Call]:

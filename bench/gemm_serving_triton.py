@@ -13,6 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 # (rows, columns, k) of a tile, warps, stages
 TILES = (
     ((128, 256, 64), 8, 3),
+    ((128, 256, 64), 8, 4),
+    ((256, 128, 64), 8, 3),
     ((128, 128, 64), 8, 4),
     ((128, 128, 64), 4, 3),
     ((64, 256, 64), 4, 4),

@@ -133,7 +133,11 @@ def discovered(name: str) -> dict[str, Variant]:
     """The points by name that rows tell of and the kernel's table does not have yet: those that
     were the fastest of their case."""
     table = TABLES[name][0]
-    rows = [row for row in read_rows(RESULTS / BESIDE) if row.kernel.startswith(name)]
+    rows = [
+        row
+        for row in read_rows(RESULTS / BESIDE)
+        if row.kernel.startswith(name) and EARLIER not in row.notes
+    ]
     least: dict[tuple[str, ...], float] = {}
     for row in rows:
         case = row.shape, row.dtype, *row.baselines
@@ -169,14 +173,14 @@ def measured(name: str) -> dict[str, list[Row]]:
             if (found := READ[name](row)) is not None:
                 run = " ".join(row.baselines) if file == BESIDE else ""  # whose chosen one it names
                 alike.setdefault((found.kind, str(found.sizes), run), []).append((found, row))
-        for (kind, *_), group in alike.items():
+        for (kind, _, run), group in alike.items():
             common = max(set[str].intersection(*(set(row.baselines) for _, row in group)))
             usual = statistics.median(row.baselines[common] for _, row in group)
             times = {
                 one.name: round(one.microseconds * row.baselines[common] / usual, 2)
                 for one, row in group
             }
-            source = f"{file}, {max(row.date for _, row in group)}"
+            source = f"{file}, {max(row.date for _, row in group)}" + f", beside {run}" * bool(run)
             rows.setdefault(kind, []).append(Row(group[0][0].sizes, {}, times, source))
     return rows
 

@@ -386,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
         const int i_start = 0, i_stop = ((rows + 63) / 64);
         #pragma unroll 1
         for (int i_ = i_start; i_ < i_stop; ++i_) {
-          // Run cast.6  scalar.py:80
+          // Run cast.6  scalar.py:81
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -396,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(q_full + q_cursor.slot * 8, q_cursor.parity);
           const unsigned q_at = in_block(q_base) + q_cursor.slot * 8192;
           advance<4>(q_cursor);
-          // Issue mma.7  scalar.py:80
+          // Issue mma.7  scalar.py:81
           pin(product);
           pin(acc_1);
           wgmma_fence();
@@ -409,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(k_full + k_cursor.slot * 8, k_cursor.parity);
           const unsigned k_at = in_block(k_base) + k_cursor.slot * 8192;
           advance<4>(k_cursor);
-          // Issue mma.8  scalar.py:81
+          // Issue mma.8  scalar.py:82
           pin(product_1);
           wgmma_fence();
           wgmma_m64n64_bf16_ss(product_1[0], descriptor(0x10000, 0x40000040, k_at), descriptor(0x10000, 0x40000040, q_at), 0);
@@ -420,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run mul.13  scalar.py:89
+          // Run mul.13  scalar.py:90
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -431,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           pin(product_1);
           // GroupSync
           named_sync<1, 128>();
-          // Run cast.14  scalar.py:90
+          // Run cast.14  scalar.py:91
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -449,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // FencedGroupSync
           fence_async();
           named_sync<1, 128>();
-          // Issue mma.15  scalar.py:90
+          // Issue mma.15  scalar.py:91
           pin(product);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, where_1_staged), 1);
@@ -457,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000100, 0x40000040, v_at), descriptor(0x2000100, 0x40000040, where_1_staged), 1);
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000180, 0x40000040, v_at), descriptor(0x2000180, 0x40000040, where_1_staged), 1);
           wgmma_commit();
-          // Issue mma.16  scalar.py:91
+          // Issue mma.16  scalar.py:92
           pin(acc);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(acc[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, k_at), 1);

@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         read_early<false>(lines0_at[i][s], from_lines0_at + s * 256, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
       }
     }
-    // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:111
+    // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:113
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         values_of(&x_t[i][s * 8], lines0_at[i][s]);
       }
     }
-    // x_t_1: fp32[m=2, n=1024] = cast x_t  program.py:112
+    // x_t_1: fp32[m=2, n=1024] = cast x_t  program.py:114
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         x_t_1[i][j] = x_t[i][j];
       }
     }
-    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:196
+    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:198
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -324,9 +324,9 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
       }
       combine<32, 1, 1>(max_, shared, [](float a, float b) { return fmaxf(a, b); });
     }
-    // const: fp32[] = fill 1.4426950408889634  program.py:197
+    // const: fp32[] = fill 1.4426950408889634  program.py:199
     const_ = 1.4426950408889634f;
-    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:197
+    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -334,14 +334,14 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         mul[i][j] = (x_t_1[i][j] * const_);
       }
     }
-    // const_1: fp32[] = fill 1.4426950408889634  program.py:197
+    // const_1: fp32[] = fill 1.4426950408889634  program.py:199
     const_1 = 1.4426950408889634f;
-    // mul_1: fp32[m=2] = mul max, const_1  program.py:197
+    // mul_1: fp32[m=2] = mul max, const_1  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       mul_1[i] = (max_[i] * const_1);
     }
-    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:197
+    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -349,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         sub[i][j] = (mul[i][j] - mul_1[i]);
       }
     }
-    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:197
+    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:199
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         exp2[i][j] = exp2_fast(sub[i][j]);
       }
     }
-    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:198
+    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:200
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -370,14 +370,14 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
       }
       combine<32, 1, 1>(sum, shared, [](float a, float b) { return (a + b); });
     }
-    // const_2: fp32[] = fill 1.0  program.py:199
+    // const_2: fp32[] = fill 1.0  program.py:201
     const_2 = 1.0f;
-    // div: fp32[m=2] = div const_2, sum  program.py:199
+    // div: fp32[m=2] = div const_2, sum  program.py:201
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       div[i] = __fdividef(const_2, sum[i]);
     }
-    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:199
+    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:201
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -385,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         mul_2[i][j] = (exp2[i][j] * div[i]);
       }
     }
-    // mul_3: bf16[m=2, n=1024] = cast mul_2  program.py:117
+    // mul_3: bf16[m=2, n=1024] = cast mul_2  program.py:119
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -393,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
         mul_3[i][j] = mul_2[i][j];
       }
     }
-    // store mul_3 y[(m_tile * 2) +2, 0 +1024]  program.py:117
+    // store mul_3 y[(m_tile * 2) +2, 0 +1024]  program.py:119
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll

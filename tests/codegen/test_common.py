@@ -1,5 +1,7 @@
 """Axes with two layouts, operands that all groups write, and vectors that a group shares."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,12 +11,14 @@ from warploom.codegen.ir.axes import separate_axes
 from warploom.codegen.ir.layout import vector_tile
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.spec import verify
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import PASSES, lower, verified
-from warploom.errors import InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import TileType
+from warploom.tile.interpret import interpret
 
 
 def program(rows=128, columns=0):
@@ -120,6 +124,77 @@ def test_with_two_slots_for_what_they_write_groups_meet_once():
     assert meets == ["Meet add_1"]
     with pytest.raises(InputError, match="staged_slots=3, expected 1 or 2"):
         LaunchPlan(staged_slots=3)
+
+
+IN_TURN = {"staged_slots": 2, "store_warps": True, "in_turn": True}
+
+
+def test_groups_make_the_whole_of_a_product_over_the_split_axis_in_turn():
+    placement = place(program(), "m", 2, in_turn=True)
+    assert placement.splits == {"m"}
+    product, store = (op for op in placement.program.ops() if op.id in placement.in_turn)
+    assert product.kind == "mma" and store.kind == "store_add"
+    assert placement.local(product.dst.type).shape == (128, 64)
+    assert [placement.does(product, 1, n) for n in range(3)] == [False, True, False]
+    steps = steps_of(**IN_TURN)
+    at = steps.index("Join in turn <= 0")
+    assert steps[at - 1 : at + 2] == ["Meet add_1", "Join in turn <= 0", "Issue mma"]
+
+
+def in_turn_case(**changes):
+    """(block program, arrays) of groups in turn, in a task of three iterations."""
+    random = np.random.default_rng(0)
+    sizes = {"m": 128, "n": 192, "d": 128}
+    values = {
+        array.name: random.integers(-2, 3, [sizes[dim] for dim in array.dims]).astype(np.float32)
+        for array in program().arrays
+    }
+    values |= {name: np.zeros_like(values[name]) for name in ("c", "e")}
+    return lower(program(), schedule(**IN_TURN, **changes), verified), values
+
+
+def test_iterations_in_turn_give_the_sums_and_none_is_left_out():
+    block, values = in_turn_case()
+    want = interpret(program(), values)
+    for seed in range(3):
+        got = simulate(block, values, seed=seed)
+        assert (got["e"] == want["e"]).all() and (got["c"] == want["c"]).all()
+
+    def without(kind, part):
+        def change(role, section):
+            if role.part != part or not hasattr(section, "steady"):
+                return [section]
+            kept = (step for step in section.steady if not str(step).startswith(kind))
+            return [replace(section, steady=tuple(kept))]
+
+        return block.rewritten(change)
+
+    with pytest.raises(CheckFailed, match=r"compute1 does not have store_add"):
+        verify(without("Run store_add", 1), list(PASSES))
+    with pytest.raises(CheckFailed, match="while mma"):
+        verify(without("Join <=", 0), list(PASSES))
+    with pytest.raises(CheckFailed, match=r"race: .* before the groups have met|deadlock"):
+        for seed in range(8):
+            simulate(without("Meet", 1), values, seed=seed)
+
+
+def test_what_groups_cannot_do_in_turn_is_refused():
+    with pytest.raises(InputError, match="expected several groups that share out rows"):
+        place(program(), "m", 1, in_turn=True)
+    with pytest.raises(InputError, match="with fence_at_meeting or in_turn"):
+        LaunchPlan(in_turn=True, store_warps=True)
+
+    def summed(a, b, c):
+        m = t.span(0, 128)
+        left, total = t.load(a, m, t.span(0, 128)), t.zeros(d=128, n=64)
+        for i in t.loop(t.cdiv(t.size("n"), 64)):
+            right = t.load(b, t.span(i * 64, 64), t.span(0, 128))
+            total += left @ (left @ right).cast(t.BF16)
+        t.store(c, t.span(0, 128), t.span(0, 64, "n"), tile=total)
+
+    arrays = {"a": t.array(t.BF16, "m d"), "b": t.array(t.BF16, "n d"), "c": t.array(t.FP32, "d e")}
+    with pytest.raises(InputError, match="no sum over iterations"):
+        place(t.trace(summed, arrays, name="summed"), "m", 2, in_turn=True)
 
 
 def test_vectors_of_the_producer_have_a_ring_and_nobody_shares_them():

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 gemm = pytest.importorskip("warploom.integrations.torch_gemm")
 narrow = pytest.importorskip("warploom.integrations.torch_weight_only")
 experts = pytest.importorskip("warploom.integrations.torch_experts")
+rows_of = pytest.importorskip("warploom.integrations.torch_rows").quantised_rows
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -137,6 +138,27 @@ def test_the_layer_of_experts(count):
     inner = torch.nn.functional.silu(gate) * other
     want = torch.einsum("tjk,tjkn,tj->tn", inner, down.double()[chosen], weights.double())
     assert close(got, want, 1e-2)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_the_layer_of_experts_in_fp8(count):
+    x = torch.randn(count, 256, device="cuda").bfloat16()
+    e4m3 = {"device": "cuda", "dtype": torch.float32}
+    up, down = torch.randn(8, 384, 256, **e4m3), torch.randn(8, 256, 192, **e4m3)
+    up, down = (one.to(torch.float8_e4m3fn).transpose(1, 2) for one in (up, down))
+    of_up, of_down = torch.rand(8, 384, **e4m3) / 16, torch.rand(8, 256, **e4m3) / 16
+    weights, chosen = torch.rand(count, 8, device="cuda").topk(2)
+    got = experts.experts_mlp(x, up, down, chosen, weights, of_up, of_down)
+
+    def rounded(rows):
+        narrow, scale = rows_of(rows.bfloat16())
+        return narrow.double() * scale.double()[..., None]
+
+    wide = up.double() * of_up.double()[:, None], down.double() * of_down.double()[:, None]
+    gate, other = torch.einsum("tk,tjkn->tjn", rounded(x), wide[0][chosen]).chunk(2, -1)
+    inner = rounded(torch.nn.functional.silu(gate) * other)
+    want = torch.einsum("tjk,tjkn,tj->tn", inner, wide[1][chosen], weights.double())
+    assert close(got, want, 2e-2)
 
 
 def test_a_graph_follows_the_rows_of_experts():

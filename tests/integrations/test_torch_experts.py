@@ -40,6 +40,7 @@ REFUSED = {
     "expected one a row": lambda: gather_rows(meta(4, 16), meta(3, 2, **I32)),
     "tokens, taken. of both": lambda: combine_rows(meta(4, 16), meta(3, 2, **I32), meta(3, **F32)),
     "1 to 16 taken": lambda: combine_rows(meta(4, 16), meta(3, 17, **I32), meta(3, 17, **F32)),
+    "expected both or none": lambda: experts_mlp(*[None] * 5, scale_up=meta(4, **F32)),
     "expected one of bf16, fp16": lambda: gather_rows(meta(4, 16, **F32), meta(3, **I32)),
 }
 
@@ -72,7 +73,14 @@ class Interpreted:
         tensors[self.written].copy_(torch.from_numpy(np.asarray(found, np.float32)))
 
 
-def test_the_layer_is_that_of_every_token_alone(monkeypatch):
+def quantised(x):
+    scale = x.float().abs().amax(-1) / 448
+    return (x.float() / scale[..., None]).to(torch.float8_e4m3fn), scale
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_layer_is_that_of_every_token_alone(monkeypatch, narrow):
+    """With e4m3 weights the other operands are rounded like them, which is most of the error."""
     for module in (torch_experts, torch_gemm):
         monkeypatch.setattr(module, "check_devices", lambda *_: None)
     monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
@@ -82,7 +90,14 @@ def test_the_layer_is_that_of_every_token_alone(monkeypatch):
     up = (torch.randn(EXPERTS, 2 * INNER, WIDTH) / 8).bfloat16().transpose(1, 2)
     down = (torch.randn(EXPERTS, WIDTH, INNER) / 8).bfloat16().transpose(1, 2)
     chosen, weights = torch.rand(9, EXPERTS).topk(TAKEN).indices, torch.rand(9, TAKEN)
-    got = experts_mlp(x, up, down, chosen, weights).double()
+    monkeypatch.setattr(torch_experts, "quantised_rows", quantised)
+    given, scales = (up, down), ()
+    if narrow:
+        rounded = [quantised(one.transpose(1, 2)) for one in given]
+        given = [one.transpose(1, 2) for one, _ in rounded]
+        scales = [scale for _, scale in rounded]
+        up, down = (a.double() * b[:, None] for a, b in zip(given, scales, strict=True))
+    got = experts_mlp(x, *given, chosen, weights, *scales).double()
     want = torch.zeros(9, WIDTH).double()
     for token in range(9):
         for choice in range(TAKEN):
@@ -90,4 +105,4 @@ def test_the_layer_is_that_of_every_token_alone(monkeypatch):
             gate, other = (x[token].double() @ up[expert].double()).chunk(2)
             inner = torch.nn.functional.silu(gate) * other
             want[token] += weights[token, choice].double() * (inner @ down[expert].double())
-    assert float((got - want).norm() / want.norm()) < 1e-2
+    assert float((got - want).norm() / want.norm()) < (5e-2 if narrow else 1e-2)

@@ -38,9 +38,10 @@ from warploom.kernels.attention.gradients import FRAGMENTS, kernel
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(), 132, 200, 1),
-    "causal": (BackwardConfig(causal=True, group=2, style=Style(ahead=True)), 200, 140, 2),
+    "causal": (BackwardConfig(causal=True, group=2, style=Style(fenced=True)), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
+    "whole": (BackwardConfig(style=Style(late=True, fenced=True, turns=True)), 132, 400, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
     "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
@@ -153,6 +154,13 @@ def test_the_emitted_code_gives_the_gradients(kernels, number):
 
 
 # fault -> (pattern, which of how many in turn)
+# of groups that make dq in turn
+TURNING = {
+    "no-group-that-says-so": (r"if \(whose == \d\) named_arrive<[56], 256>\(\);", (0, 1)),
+    "no-wait-for-the-others": (r"if \(part == \d\) named_sync<[56], 256>\(\);", (0, 1)),
+    "no-wait-for-copies": (r"barrier_wait\(carried_empty, [^;]*;(?=\n +// Meet)", (0, 1)),
+    "no-wait-for-last-copies": (r"barrier_wait\(carried_empty, [^;]*;(?=\n +if)", (0, 1)),
+}
 FAULTS = {
     "no-meeting": (r"named_sync<5, 256>\(\);", (0, 1)),
     "no-group-that-shares": (r"named_sync<[12], 128>\(\);", (0, 1)),
@@ -165,18 +173,22 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_left_out_is_noticed(kernels, fault):
+@pytest.mark.parametrize(
+    ("case", "fault"), [*(("full", x) for x in FAULTS), *(("whole", x) for x in TURNING)]
+)
+def test_what_is_left_out_is_noticed(kernels, case, fault):
     _, made, sources = kernels
-    program, _, values, want, config = made[0]
-    body = sources[0].text.index('extern "C"')
-    pattern, (which, turns) = FAULTS[fault]
+    place = list(CASES).index(case)
+    program, _, values, want, config = made[place]
+    source = sources[place]
+    body = source.text.index('extern "C"')
+    pattern, (which, turns) = (FAULTS if case == "full" else TURNING)[fault]
     number = count()
-    text = sources[0].text[:body] + re.sub(
-        pattern, lambda m: ";" if next(number) % turns == which else m[0], sources[0].text[body:]
+    text = source.text[:body] + re.sub(
+        pattern, lambda m: ";" if next(number) % turns == which else m[0], source.text[body:]
     )
-    assert text != sources[0].text
-    broken = replace(sources[0], text=text)
+    assert text != source.text
+    broken = replace(source, text=text)
     library = emulate.compile_all([broken], None)
     for seed in range(8):
         try:
@@ -206,7 +218,7 @@ def test_the_simulator_notices_a_meeting_left_out():
 
 @pytest.mark.parametrize("plan", [{"store": "direct"}, {"store_panels": 1}])
 def test_stores_that_no_warp_can_copy_are_refused(plan):
-    program, schedule, *_ = planned(main_case("full"), store_warps=True, **plan)
+    program, schedule, *_ = planned(main_case("causal"), store_warps=True, **plan)
     with pytest.raises(InputError, match="a store through panels of its own, each with a slot"):
         emit(lower(program, schedule))
 
@@ -215,18 +227,6 @@ def test_a_store_in_turn_needs_a_warp_that_waits():
     program, schedule, *_ = planned(main_case("deterministic"), store_warps=False)
     with pytest.raises(InputError, match="a store in turn needs store_warps"):
         emit(lower(program, schedule))
-
-
-def test_loops_entered_in_their_middle_start_one_iteration_ahead():
-    launch = main_case("causal")[1].launch
-    with pytest.raises(InputError, match=r"overlap_next_task with .* rotate_loops=True"):
-        replace(launch, overlap_next_task=True)
-    program, schedule, *_ = main_case("causal")
-    text = emit(lower(program, schedule)).text
-    body = text[text.index("// compute0") :]
-    assert body.count("// Issue mma.") == 5 + 1  # the first product twice
-    peeled = emit(lower(program, planned((program, schedule), rotate_loops=False)[1])).text
-    assert peeled[peeled.index("// compute0") :].count("// Issue mma.") == 2 * 5
 
 
 def test_sums_added_in_turn_have_the_same_bits():
@@ -246,8 +246,8 @@ def test_sums_added_in_turn_have_the_same_bits():
 
 def test_older_gpus_have_no_warps_that_copy():
     program, schedule, *_ = main_case("fp16")
-    options = {"store": "direct", "store_warps": False, "staged_slots": 1, "rotate_loops": False}
-    options["fence_at_meeting"] = False
+    options = {"store": "direct", "store_warps": False, "staged_slots": 1}
+    options |= {"fence_at_meeting": False, "in_turn": False}
     plan = schedule.launch.with_options(**options)
     with pytest.raises(InputError, match="expected store_warps"):
         emit_sm80(lowered(program, Policy("multistage", plan, groups=2)))

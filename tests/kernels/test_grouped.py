@@ -129,6 +129,18 @@ def test_what_no_row_needs_is_left_out_by_every_role():
     assert not kernel_facts(lowered(grouped(plain), grouped_policy(plain, 2))).endings
 
 
+def test_a_group_without_columns_leaves_its_loop():
+    """Of 136 columns the second tile has 8: its other group is not to take the tensor core."""
+    block, *_ = turned()
+    for loop in block.placement.program.loops():
+        until = block.placement.until(loop)
+        assert until is not None
+        for first, runs in ((0, True), (64, False)):
+            known = {"n.begin": first, "n_tile": 1, "n": 136, "k": 72, "tasks_read_1": 0}
+            rows = max(until.evaluate(known | {"tasks_read_2": rows}) for rows in (8, 40, 80))
+            assert (rows == 2) == runs
+
+
 def test_a_result_that_two_stores_take_is_made_for_both():
     def both(a, b, c, d, ends):
         (i,) = t.grid(m=t.cdiv(t.size("m"), 64))

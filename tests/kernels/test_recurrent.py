@@ -12,6 +12,7 @@ from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
@@ -37,6 +38,7 @@ CASES = {
         "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
     ),
 }
+DIMS = "m d", "n d", "n e"
 SCALE = {"scale": 0.5}
 ROUNDING = 4e-3  # of weights, of the state and of the result to bf16
 
@@ -177,3 +179,29 @@ def test_decays_near_one_and_near_nothing_keep_their_meaning(decay):
 def test_what_has_no_meaning_or_tile_is_refused(wrong):
     with pytest.raises(InputError, match=f"recurrent {next(iter(wrong))}="):
         RecurrentConfig(**wrong)
+
+
+@pytest.mark.parametrize("of_places", [True, False])
+def test_masks_of_places_alone_are_words_made_once_a_task(of_places):
+    def body(q, k, v, o):
+        for i in t.loop(t.cdiv(t.size("m"), 64)):
+            here, there, all_of = t.span(i * 64, 64), t.span(i * 64, 64, "n"), t.span(0, 64)
+            scores = t.load(q, here, all_of) @ t.load(k, there, all_of)
+            m, n = t.coordinate("m", 64), t.coordinate("n", 64, 0 if of_places else i)
+            seen = t.where(m >= n, scores, 0.0).cast(t.BF16)
+            t.store(o, here, all_of, tile=seen @ t.load(v, there, all_of))
+
+    arrays = {name: t.array(t.BF16, dims) for name, dims in zip("qkv", DIMS, strict=True)}
+    program = t.trace(body, arrays | {"o": t.array(t.FP32, "m e")}, name="masked")
+    random = np.random.default_rng(4)
+    values = {name: random.integers(-1, 2, (128, 64)).astype(float) for name in "qkv"}
+    values["k"][9] = np.inf  # of which rows before it see nothing
+    policy = Policy("multistage", LaunchPlan(keep_masks=True))
+    source = emit(lower(program, schedule_for(program, policy)))
+    assert ("_mask[t][i] = at_use(" in source.text) == of_places
+    given = values | {"o": np.full((128, 64), np.nan)}
+    got = emulate.run(emulate.compile_all([source], None), 0, source, program, given)["o"]
+    assert np.array_equal(got, t.interpret(program, given)["o"], equal_nan=True)
+    rows = slice(0, 9)
+    want = np.tril(values["q"][rows] @ values["k"][rows].T) @ values["v"][rows]
+    assert np.array_equal(got[rows], want)

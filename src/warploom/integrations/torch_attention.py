@@ -7,7 +7,7 @@ Three kernels one after another (`kernels.attention.backward`), compiled at firs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -109,7 +109,41 @@ def launches_of(config: BackwardConfig) -> Launches:
     )
 
 
-def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Callable[[], dict[str, Any]]]:
+@dataclass(frozen=True)
+class Room:
+    """The shapes of what the kernels leave one another: two vectors of which the first so many
+    elements of a row are used, the sums of dq, and the counters of turns."""
+
+    vectors: tuple[int, ...]
+    used: int
+    sums: tuple[int, ...] | None
+    turns: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, config: BackwardConfig, lse: tuple[int, ...]) -> Room:
+        """That of the gradients of rows of the shape of lse."""
+        vectors, sums = tuple(config.vectors_shape(lse)), config.sums
+        return cls(
+            (2, *vectors),
+            vectors[-1] if sums else lse[-1],
+            tuple(config.sums_shape(lse)) if sums else None,
+            tuple(config.turns_shape(lse)) if sums and config.deterministic else None,
+        )
+
+    def made(self, device: Any) -> dict[str, Any]:
+        """The arrays, by name."""
+        vectors = torch.empty(self.vectors, dtype=torch.float32, device=device)
+        if self.used < self.vectors[-1]:
+            vectors = vectors[..., : self.used]
+        found: dict[str, Any] = dict(zip(("base", "delta"), vectors.unbind(), strict=True))
+        if self.sums is not None:
+            found["dq_sum"] = torch.empty(self.sums, dtype=torch.float32, device=device)
+        if self.turns is not None:
+            found["turns"] = torch.zeros(self.turns, dtype=torch.int32, device=device)
+        return found
+
+
+def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Room, Callable[[], dict[str, Any]]]:
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
     config = config_of(q, k, v, **dict(zip(OPTIONS, options, strict=True)))
@@ -131,7 +165,8 @@ def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Callable[[], dict[str, 
         return {"key_tasks": torch.from_numpy(table).to(device)}
 
     # Kernels of listed tasks are the same for all bands.
-    return config, launches_of(replace(config, band=0) if config.listed else config), tasks
+    launches = launches_of(replace(config, band=0) if config.listed else config)
+    return config, launches, Room.of(config, tuple(lse.shape)), tasks
 
 
 def _form(*args: Any) -> tuple[Any, ...]:
@@ -149,29 +184,14 @@ def _fill(plan: Any, made: tuple[Any, ...], *args: Any) -> None:
         for one in made:
             one.zero_()
         return
-    config, launches, tasks = plan
+    config, launches, room, tasks = plan
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    kept = _between(config, arrays["lse"]) | tasks()
+    kept = room.made(q.device) | tasks()
     after: dict[str, Callable[[], None]] = {}
     if grad_lse is not None:
         # Scores change lse by the weights, and out by the weights times grad v less delta.
         after["prepare"] = partial(subtract, kept["delta"], grad_lse, config.fragments)
     launches(arrays | dict(zip(("dq", "dk", "dv"), made, strict=True)) | kept, after)
-
-
-def _between(config: BackwardConfig, lse: Any) -> dict[str, Any]:
-    """What the kernels leave one another."""
-    make = partial(torch.empty, dtype=torch.float32, device=lse.device)
-    vectors = make((2, *config.vectors_shape(lse.shape)))
-    if not config.sums:
-        vectors = vectors[..., : lse.shape[-1]]
-    found: dict[str, Any] = dict(zip(("base", "delta"), vectors, strict=True))
-    if config.sums:
-        found["dq_sum"] = make(config.sums_shape(lse.shape))
-    if config.deterministic and config.sums:
-        turns = config.turns_shape(lse.shape)
-        found["turns"] = torch.zeros(turns, dtype=torch.int32, device=lse.device)
-    return found
 
 
 def subtract(delta: Any, rows: Any, in_fragments: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_gemm import grouped_mm
+from warploom.integrations.torch_gemm import grouped_mm, scaled_grouped_mm
 from warploom.integrations.torch_program import (
     allowed_type,
     check_devices,
@@ -24,6 +24,7 @@ from warploom.integrations.torch_program import (
     steps,
     torch_module,
 )
+from warploom.integrations.torch_rows import quantised_rows
 from warploom.kernels.gemm.experts import combine_rows as combine_program
 from warploom.kernels.gemm.experts import gather_rows as gather_program
 from warploom.kernels.gemm.experts import rows_schedule
@@ -150,7 +151,15 @@ def combine_rows(rows: Any, places: Any, weights: Any) -> Any:
     return _combine_rows(rows, places, weights)
 
 
-def experts_mlp(x: Any, up: Any, down: Any, chosen: Any, weights: Any) -> Any:
+def experts_mlp(
+    x: Any,
+    up: Any,
+    down: Any,
+    chosen: Any,
+    weights: Any,
+    scale_up: Any = None,
+    scale_down: Any = None,
+) -> Any:
     """The SwiGLU layer of every token's experts, weighed and added up; `[tokens, width]`.
 
     x        [tokens, width], bf16 or fp16
@@ -158,10 +167,25 @@ def experts_mlp(x: Any, up: Any, down: Any, chosen: Any, weights: Any) -> Any:
     down     [experts, inner, width]
     chosen   [tokens, taken], the experts of each token (int32 or int64)
     weights  [tokens, taken], fp32, of the router
+    scale_up, scale_down  fp32 [experts, 2 inner] and [experts, width], of the columns of e4m3
+             weights; tokens, and what stands between both products, become e4m3 with a scale a row
+
+    Raises `InputError` for what the products do not take, and where one scale is missing.
     """
+    if (scale_up is None) != (scale_down is None):
+        raise InputError("experts_mlp with one of scale_up and scale_down: expected both or none")
     tokens, offs, places = route(chosen, up.shape[0])
-    inner = grouped_mm(gather_rows(x, tokens), up, offs, swiglu=True)
-    return combine_rows(grouped_mm(inner, down, offs), places, weights)
+    if scale_up is None:
+        inner = grouped_mm(gather_rows(x, tokens), up, offs, swiglu=True)
+        return combine_rows(grouped_mm(inner, down, offs), places, weights)
+    options: dict[str, Any] = {"offs": offs, "out_dtype": x.dtype, "use_fast_accum": True}
+    narrow, scale = quantised_rows(x)
+    # Rows are copied as they are, two elements as one.
+    rows = gather_rows(narrow.view(x.dtype), tokens).view(narrow.dtype)
+    inner = scaled_grouped_mm(rows, up, scale[tokens], scale_up, swiglu=True, **options)
+    narrow, scale = quantised_rows(inner)
+    results = scaled_grouped_mm(narrow, down, scale, scale_down, **options)
+    return combine_rows(results, places, weights)
 
 
 __all__ = ["combine_rows", "experts_mlp", "gather_rows", "route"]

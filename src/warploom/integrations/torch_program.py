@@ -46,6 +46,7 @@ _collected: list[Collected] = []
 remember(installed)
 
 
+@cache
 def torch_module() -> Any:
     """The `torch` package; raises `ToolMissing` with the install line when absent.
 

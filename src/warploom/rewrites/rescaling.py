@@ -80,8 +80,8 @@ def optimistic_rescale(program: Program, powers: float) -> Program:
                        sum; maximum and second weighing where the check fails, which is seldom
     *keeps*  every result to rounding: weights of bf16 begin at 2 ** -(2 powers + 1), so that they
              never add up to more than 1 before a rescaling. Where a key outweighs all before it,
-             the rounded weights are summed, whose rounding cancels (not where the sum is itself
-             a result, as of a log-sum-exp)
+             the rounded weights are summed, whose rounding cancels; where the sum is itself a
+             result, as of a log-sum-exp, such a block is weighed again, and its weight is exact
     *cost*  no maximum and no rescaling in most blocks; two exponentials an element where the scores
             rise
     """
@@ -150,6 +150,11 @@ class _Optimistic(Replay):
         part, packed = sum_along(weights, softmax.axis), weights.cast(narrow)
         # In the first block nothing was seen: the compiler knows, and leaves the first try out.
         right = (total > 0.0) & (part <= 2.0**widest)
+        whole = self._is_a_result(softmax)
+        if whole:
+            # The weight of a key that outweighs all before it is a power of 2 under the maximum
+            # alone; what rounding did to it would stay in the quotient of both sums.
+            right = right & (part * 0.5 <= total)
         block = scaled(max_along(scores, softmax.axis))
         after = maximum(base, block - lift if lift else block)
         under = where(after.equals(-math.inf), 0.0, after) if softmax.masked else after
@@ -157,12 +162,11 @@ class _Optimistic(Replay):
         scores[:] = where(right, scores, exp2(scaled(scores) - under))
         packed[:] = where(right, packed, scores.cast(narrow))
         base[:] = where(right, base, after)
-        if self._is_a_result(softmax):
+        if whole:
             again = sum_along(scores, softmax.axis)
             total[:] = total * rescale + where(right, part, again)
         else:
-            # The weight of a key that outweighs all before it is no power of 2, as under the
-            # maximum. The sum of rounded weights cancels what rounding did to it.
+            # There, the sum of rounded weights cancels what rounding did to it.
             minor = right & (part * 0.5 <= total)
             part[:] = where(minor, part, sum_along(packed.cast(FP32), softmax.axis))
             total[:] = total * rescale + part

@@ -40,6 +40,7 @@ class Effects:
     placement: Placement
     ops: dict[int, Op]
     readers: dict[str, frozenset[int]]  # matmuls that read a ring
+    in_turn: frozenset[int] = frozenset()  # what one group in turn does
 
     def conflicts(self, step: Step, token: Token) -> bool:
         """Whether `step` must not run while the matmul of `token` is unfinished."""
@@ -75,7 +76,7 @@ def effects_of(block: BlockProgram) -> Effects:
         ring.name: frozenset(op for op, names in read.items() if ring.name in names)
         for ring in block.rings
     }
-    return Effects(block.placement, ops, readers)
+    return Effects(block.placement, ops, readers, block.placement.in_turn)
 
 
 def insert_joins(
@@ -86,9 +87,15 @@ def insert_joins(
     result: list[Step] = []
     for step in steps:
         queues = _join(effects, step, queues, result)
-        result.append(step)
-        if isinstance(step, Issue):
+        if isinstance(step, Issue) and step.op.id in effects.in_turn:
+            # The whole of it takes the registers that other matmuls' operands lie in. Other groups
+            # leave it out, and nothing changes for them.
+            found = _names(effects, [token for queue in queues for token in queue])
+            result += [Join(0, found, in_turn=True)] if found else []
+            queues |= {(Token(step.op.id, step.stage),)}
+        elif isinstance(step, Issue):
             queues = {(*queue, Token(step.op.id, step.stage)) for queue in queues}
+        result.append(step)
     return tuple(result), frozenset(queues)
 
 

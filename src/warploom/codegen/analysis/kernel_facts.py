@@ -96,7 +96,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     threads = block_threads(block)
     check_threads(program.name, threads, plan.resident, arch)
     # mma.sync has no way to overwrite.
-    sums = overwritten(program) if hopper and not plan.rotate_loops else frozenset[str]()
+    sums = overwritten(program) if hopper else frozenset[str]()
     (loader,) = (role for role in block.roles if role.loads)
     return KernelFacts(
         layout,

@@ -12,16 +12,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
 from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, UnitRows, Vote
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
+from warploom.codegen.ir.block import (
+    BlockProgram,
+    Pipeline,
+    Role,
+    Section,
+    Straight,
+    with_turns,
+)
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.ir.steps import OpStep, Run, Step, Wait
+from warploom.codegen.ir.steps import Issue, Join, Meet, OpStep, Release, Run, Step, Wait
 from warploom.errors import InputError
 from warploom.tile import Loop, Op, Program
 
@@ -37,20 +44,19 @@ class Guarded:
     body: tuple[Code, ...]
 
 
-Code = Step | Guarded
+@dataclass(frozen=True)
+class InTurn:
+    """Steps of which one group in turn does all, and the others some: both are written out, so that
+    ptxas follows the matmuls of each way. Between them stand no waits for slots."""
+
+    own: tuple[Step, ...]
+    others: tuple[Step, ...]
+
+
+Code = Step | Guarded | InTurn
 Steps = tuple[Code, ...]
 Iterations = tuple[tuple[Steps, ...], Steps, tuple[Steps, ...], Steps]
 """Of a pipeline: prologue, steady iteration, epilogue, and the iteration of the plain loop."""
-
-
-@dataclass(frozen=True)
-class Rotated:
-    """A loop entered in its middle: `first`, and then `rest` of an iteration again and again, with
-    `first` of the next one and what is left of the one before, `older`, in between."""
-
-    first: Steps
-    older: Steps
-    rest: Steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,6 @@ class LoopCode:
     by_iteration  rings whose slot is read stages after its wait: there the slot follows from the
                   iteration, and is not that of the latest wait
     zeroed        fills of sums that are zeroed after the loop where no matmul has run in it
-    rotated       the iterations, where the loop is entered in its middle
     """
 
     section: Pipeline
@@ -71,7 +76,6 @@ class LoopCode:
     plain: Steps
     by_iteration: frozenset[str]
     zeroed: tuple[Op, ...]
-    rotated: Rotated | None = None
 
 
 @dataclass(frozen=True)
@@ -185,24 +189,7 @@ class _Coder:
             *made,
             by_iteration=_by_iteration(self.block, section) if self.role.computes else frozenset(),
             zeroed=self._zeroed(section.loop) if self.role.computes else (),
-            rotated=self._rotated(section, made),
         )
-
-    def _rotated(self, section: Pipeline, made: Iterations) -> Rotated | None:
-        """The iterations as a rotated loop has them; None where nothing is started ahead."""
-        if not self.block.launch.rotate_loops or not self.role.computes or not section.depth:
-            return None
-        prologue, steady, *_ = made
-        older = len(steady) - len(prologue[0])
-        begins = next((n for n, step in enumerate(steady) if step not in prologue[0]), 0)
-        first, rest = steady[:begins], steady[begins + older :]
-        if section.depth > 1 or first + rest != prologue[0]:
-            raise InputError(
-                f"rotate_loops: loop {section.loop.index} starts {section.depth} iterations ahead, "
-                "or does steps of older iterations in several places; expected one iteration and "
-                "one place"
-            )
-        return Rotated(first, steady[begins : begins + older], rest)
 
     def _rolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> Iterations:
         """What is known before the loop holds in the iteration that is started ahead; the loop may
@@ -254,7 +241,31 @@ class _Coder:
         codes = _Joining(self.block)
         for step in steps:
             codes.add(step, self._single(step, straight, order))
-        return tuple(codes.found)
+        return self._in_turn(codes.found)
+
+    def _in_turn(self, codes: Sequence[Code]) -> tuple[Code, ...]:
+        """The steps of an iteration with those apart that groups do in turn, from the meeting
+        before the first of them to the last."""
+        placement = self.block.placement
+        own = [(n, op) for n, (_, op) in enumerate(with_turns(placement, codes)) if op is not None]
+        if not own or not self.role.computes:
+            return tuple(codes)
+        first, last = own[0][0], own[-1][0] + 1
+        first -= isinstance(codes[first - 1], Meet)
+        made = {op.dst.name for _, op in own if op.dst is not None}
+        every, others = list[Step](), list[Step]()
+        for number, step in enumerate(codes[first:last], first):
+            if not isinstance(step, Meet | Issue | Join | Run | Release):
+                raise InputError(
+                    f"{own[0][1].where}: groups do {own[0][1].label} to {own[-1][1].label} in "
+                    f"turn, and {step} comes between; expected matmuls and stores alone"
+                )
+            every.append(step)
+            if number not in dict(own):
+                join = isinstance(step, Join)
+                names = tuple(n for n in step.names if n not in made) if join else ()
+                others.append(replace(step, names=names) if join else step)
+        return *codes[:first], InTurn(tuple(every), tuple(others)), *codes[last:]
 
 
 class _Joining:
@@ -306,8 +317,8 @@ class _Joining:
 
 def first_step(code: Code) -> Step:
     """The first of the steps of some code."""
-    while isinstance(code, Guarded):
-        code = code.body[0]
+    while not isinstance(code, Step):
+        code = code.body[0] if isinstance(code, Guarded) else code.own[0]
     return code
 
 

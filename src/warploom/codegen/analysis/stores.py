@@ -38,6 +38,7 @@ class StorePanels:
     slots       panels of the group that have room in shared memory at a time
     slot_bytes  from one of these to the next
     group_bytes from the room of one group to that of the next
+    in_turn     groups have the room of all in turn
     """
 
     tile: SharedTile
@@ -46,6 +47,7 @@ class StorePanels:
     slots: int
     slot_bytes: int
     group_bytes: int
+    in_turn: bool = False
 
     @property
     def at_once(self) -> bool:
@@ -95,6 +97,7 @@ def store_paths(
         through = through_shared(placement, plan, op)
         panels = _panels(placement, plan, op) if through else None
         same = placement.parts > 1 and not placement.is_split(op.srcs[0].type)
+        same = same and op.id not in placement.in_turn
         found[op.id] = StorePath(
             panels, is_wide(placement, op), same, stores_beyond(program, plan, op)
         )
@@ -258,8 +261,10 @@ def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
             f"{op.where}: store add=True of {rows} x {cols} elements a group in panels of "
             f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
         )
-    slots = min(plan.store_panels, len(found))
-    return StorePanels(tile, found, transposed, slots, tile.panel_bytes, tile.panel_bytes * slots)
+    in_turn = op.id in placement.in_turn
+    slots = len(found) if in_turn else min(plan.store_panels, len(found))
+    group = -(-tile.panel_bytes * slots // placement.parts) if in_turn else tile.panel_bytes * slots
+    return StorePanels(tile, found, transposed, slots, tile.panel_bytes, group, in_turn)
 
 
 def _operand_slot(

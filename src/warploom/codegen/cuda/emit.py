@@ -206,7 +206,7 @@ class Printer:
                 "}",
             ]
         if self.plan.tile_scheduler == "dynamic":
-            takers = (4 + self.plan.store_warps) * self.parts + self.turning
+            takers = 4 * self.parts + self._copying + self.turning
             lines += [
                 f"for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "  barrier_init(task_full + s * 8, 1);",
@@ -250,12 +250,17 @@ class Printer:
             lines.append("store_wait_read<0>();")
         return lines
 
+    @property
+    def _copying(self) -> int:
+        """How many warps copy panels: one a group, or one the room that groups have in turn."""
+        return self.plan.store_warps * (1 if self.plan.in_turn else self.parts)
+
     def _carriers(self) -> list[str]:
         """The warps of the loading group that copy what the compute groups leave in panels."""
         head, tail = task_lines(self.program, self.plan, False)
         body = ["#pragma unroll 1", *self.steps.carriers()]
         return [
-            f"}} else if (threadIdx.x / 32 - 1 < {self.parts}) {{  // copies a group's panels",
+            f"}} else if (threadIdx.x / 32 - 1 < {self._copying}) {{  // copies a group's panels",
             "  const int part = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 1, 0);",
             "  unsigned carried_parity = 0;",
             *indent([*head, *indent(body), *tail.split("\n")]),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from warploom.codegen.analysis.kernel_facts import Ending
 from warploom.codegen.analysis.role_code import (
     Code,
     Guarded,
+    InTurn,
     LoopCode,
     RoleCode,
-    Rotated,
     first_step,
 )
 from warploom.codegen.cuda.emit_guards import guarded
@@ -20,11 +21,13 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import (
-    vectors_of,
-)
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
-from warploom.codegen.cuda.emit_store import LEADER, carried_lines, where_it_has_rows
+from warploom.codegen.cuda.emit_store import (
+    LEADER,
+    carried_lines,
+    carried_wait,
+    where_it_has_rows,
+)
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -87,20 +90,18 @@ class StepCode(StepLines):
             for name in sorted(code.by_iteration)
         ]
         write = partial(self._iteration, role, code)
-        if code.rotated is not None:
-            lines += self._entered_in_its_middle(role, code, code.rotated)
-        elif code.section.depth == 0:
+        if code.section.depth == 0:
             lines += self._steady(code, write, f"{loop.index}_start")
             for tail in code.epilogue:
                 lines += write(tail, f"{loop.index}_stop", 0)
         else:
             lines += self._started_ahead(code, write)
-        if role.computes and self.block.placement.until(loop) is not None:
-            lines += self._left_out(code, write)
         for fill in code.zeroed:
             assert fill.dst is not None
             zero = compute_lines(self.values, fill, {})
             lines += [f"if (!{fill.dst.name}_live) {{", *indent(zero), "}"]
+        if role.computes and self.block.placement.until(loop) is not None:
+            lines += self._left_out(code, write)
         return ["{", *indent(lines), "}"]
 
     def carried(self, loop: Loop) -> list[Op]:
@@ -156,33 +157,6 @@ class StepCode(StepLines):
             ]
         return [*result, "}"]
 
-    def _entered_in_its_middle(self, role: Role, code: LoopCode, rotated: Rotated) -> list[str]:
-        """A rotated loop, which ends behind the rest of its last iteration."""
-        index, counter = code.section.loop.index, c_name(code.section.loop.index)
-        waited = [one.ring for one in rotated.first if isinstance(one, steps.Wait)]
-        declared = frozenset(waited)
-        write = partial(self._iteration, role, code)
-        first = write(rotated.first, counter, 0, declared)
-        body = [f"unsigned {name}_at;" for name in waited]
-        vectors = [line for name in waited for line in vectors_of(self.block.ring(name))]
-        body += [line.split(" = ")[0].replace("* const ", "* ") + ";" for line in vectors]
-        body += [
-            f"int {counter} = {index}_start;",
-            *first,
-            "#pragma unroll 1",
-            "for (;;) {",
-            *indent(write(rotated.rest, counter, 0)),
-            f"  if (++{counter} == {index}_stop) break;",
-            *indent([*first, *write(rotated.older, counter, 0)]),
-            "}",
-            *write(code.epilogue[0], f"{index}_stop", 0),
-        ]
-        result = [f"if ({index}_stop > {index}_start) {{", *indent(body)]
-        if code.section.none:
-            none = write(code.section.none, f"{index}_start", 0)
-            result += ["} else {", *indent(none)]
-        return [*result, "}"]
-
     def _steady(self, code: LoopCode, write: Emit, start: str) -> list[str]:
         index, counter = code.section.loop.index, c_name(code.section.loop.index)
         return [
@@ -233,10 +207,9 @@ class StepCode(StepLines):
         codes: Sequence[Code],
         base: str,
         plus: int,
-        declared: frozenset[str] = frozenset(),
     ) -> list[str]:
         loop = code.section.loop
-        here = Here(self.values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
+        here = Here(self.values, loop.index, base, plus, code.by_iteration, loop.reads)
         # Numbers are read before slots are waited for, so that nobody waits for both.
         fills = {one.stage: one for one in codes if isinstance(one, steps.Fill)}
         if self.plan.reads_ahead and fills and loop.reads and role.loads:
@@ -285,10 +258,30 @@ class StepCode(StepLines):
         if isinstance(code, Guarded):
             body = [line for one in code.body for line in self._written(one, here, role)]
             return guarded(here.values, code.guard, body, here.names(first_step(code)))
+        if isinstance(code, InTurn):
+            return self._in_turn(code, here, role)
         note = f"// {code}"
         if isinstance(code, steps.OpStep):
             note += f"  {_short(code.op.where)}"
         return [note, *self._code(code, here, role)]
+
+    def _in_turn(self, code: InTurn, here: Here, role: Role) -> list[str]:
+        """What the group whose turn it is does, and what the others do."""
+        ways = [
+            [line for one in some for line in self._written(one, replace(here, mine=mine), role)]
+            for some, mine in ((code.own, True), (code.others, False))
+        ]
+        counter = here.names(first_step(code))[here.index]
+        return [
+            f"const int whose = ({counter} - {here.index}_start) % {self.parts};",
+            "if (whose == part) {",
+            *indent(ways[0]),
+            "} else {",
+            f"  {carried_wait(self.block.placement)}",
+            *indent(ways[1]),
+            "}",
+            "carried_parity ^= 1;",
+        ]
 
     def _code(self, step: steps.Step, here: Here, role: Role) -> list[str]:
         match step:
@@ -299,7 +292,7 @@ class StepCode(StepLines):
             case steps.Publish():
                 return self._publish(step)
             case steps.Wait():
-                return self._wait(step, here, role.transposes)
+                return self._wait(step, role.transposes)
             case steps.Release():
                 return self._release(step, role.transposes)
             case steps.Issue():

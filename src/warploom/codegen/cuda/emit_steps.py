@@ -6,7 +6,6 @@ What is left out, zeroed, merged or addressed in which way stands in the role's 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from warploom.codegen.analysis.kernel_facts import KernelFacts
@@ -31,7 +30,7 @@ from warploom.codegen.cuda.emit_staged import (
     turn_lines,
     vectors_of,
 )
-from warploom.codegen.cuda.emit_store import CARRIED, LEADER, store_lines
+from warploom.codegen.cuda.emit_store import LEADER, carried_wait, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
@@ -53,7 +52,7 @@ class Here:
     base, plus   the iteration of its newest steps, as C++
     late         rings whose slot follows from the iteration
     reads        numbers that the producer reads in every iteration
-    declared     rings whose slot's address has been declared before
+    mine         of what groups do in turn: whether it is what the one does whose turn it is
     """
 
     values: Values
@@ -62,7 +61,7 @@ class Here:
     plus: int = 0
     late: frozenset[str] = frozenset()
     reads: tuple[Read, ...] = ()
-    declared: frozenset[str] = frozenset()
+    mine: bool | None = None
 
     def names(self, step: steps.Step) -> Names:
         """What the loop's counter is for a step: the newest iteration, less the step's stage. What
@@ -121,7 +120,7 @@ class StepLines:
         advance = f"advance<{ring.depth}>({name}_cursor);"
         return [*written, advance] if self.block.is_turned(ring) else [advance]
 
-    def _wait(self, step: steps.Wait, here: Here, turns: bool = False) -> list[str]:
+    def _wait(self, step: steps.Wait, turns: bool = False) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         if turns:
             cursor = raw_cursor(self.block, ring)
@@ -132,16 +131,11 @@ class StepLines:
                 f"{ring.slot_bytes};",
                 *([f"advance<{ring.depth}>({cursor});"] if cursor.startswith(name + "_c") else []),
             ]
-        found = [
+        return [
+            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
             *vectors_of(ring),
-        ]
-        if name in here.declared:
-            found = [re.sub(r"^.*?(\w+ = )", r"\1", line) for line in found]
-        return [
-            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
-            *found,
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 
@@ -227,7 +221,7 @@ class StepLines:
             map_name = self.facts.parameters.stores.get(op.id, "")
             lines = store_lines(path.panels, map_name, values, op, names, self.helpers, path)
             if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
-                lines = [f"barrier_wait(carried_empty + part * 8, {CARRIED});", *lines]
+                lines = [carried_wait(self.block.placement), *lines]
         elif path.wide:
             lines = wide_store_lines(values, op, names)
         else:
@@ -243,11 +237,20 @@ class StepLines:
             fenced = self.fences and isinstance(step, steps.FencedGroupSync)
             return [*(["fence_async();"] if fenced else []), group_sync(self.parts)]
         if isinstance(step, steps.Meet):
-            meet = f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"
             fenced = self.fences and fenced_as_met(self.block, step.tile)
-            return ["fence_async();", meet] if fenced else [meet]
+            return [*(["fence_async();"] if fenced else []), *self._meet(step, here)]
         tiles = {op.dst.name: op.dst for op in self.program.ops() if op.dst is not None}
         return share_lines(here.values, [tiles[name] for name in step.tiles])
+
+    def _meet(self, step: steps.Meet, here: Here) -> list[str]:
+        """Wait for the other groups; where one reads the tile in turn, that one alone waits."""
+        first, threads = 1 + 2 * self.parts, 128 * self.parts
+        if not self.block.placement.read_in_turn(step.tile):
+            return [f"named_sync<{first}, {threads}>();"]
+        who, how = ("part", "sync") if here.mine else ("whose", "arrive")
+        return [
+            f"if ({who} == {p}) named_{how}<{first + p}, {threads}>();" for p in range(self.parts)
+        ]
 
     def _turn_wait(self) -> list[str]:
         return [

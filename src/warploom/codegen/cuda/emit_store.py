@@ -15,7 +15,7 @@ from warploom.codegen.cuda.prelude import BULK_ADD, TURN_PASS, TURN_WAIT, tma_st
 from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import CHUNK, SWIZZLES
-from warploom.codegen.ir.place import ROWS_PER_GROUP
+from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
 from warploom.tile import Op
 
 Names = dict[str, str]
@@ -23,7 +23,6 @@ LEADER = "if (threadIdx.x % 128 == 0)"
 
 
 PIECE = 2048  # bytes of 8 columns of 64 rows of fp32
-CARRIED = "carried_parity ^ 1"  # of the barrier that says that the last copy has read
 
 
 def carried_lines(
@@ -40,7 +39,8 @@ def carried_lines(
     if op.turn is not None:
         helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
         count = element_of(op.turn.counts, op.turn.at, names)
-        number = f"{c_index(op.turn.number, names)} * {values.placement.parts}"
+        adders = 1 if panels.in_turn else values.placement.parts
+        number = f"{c_index(op.turn.number, names)} * {adders}"
         before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
         behind = [f"  turn_pass({count});"]
     return [
@@ -56,6 +56,13 @@ def carried_lines(
         *behind,
         "}",
     ]
+
+
+def carried_wait(placement: Placement) -> str:
+    """Wait until the last copy of a group's panels has read them, or of the one room that groups
+    have in turn."""
+    own = "" if placement.in_turn else " + part * 8"
+    return f"barrier_wait(carried_empty{own}, carried_parity ^ 1);"
 
 
 def store_lines(
@@ -137,7 +144,7 @@ class _Store:
     ) -> None:
         self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
         self.slots, self.step = panels.slots, panels.slot_bytes
-        self.base = f"panels + part * {panels.group_bytes}"
+        self.base = "panels" if panels.in_turn else f"panels + part * {panels.group_bytes}"
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
@@ -145,12 +152,13 @@ class _Store:
 
     def handed(self) -> list[str]:
         """All panels, each in its slot, for the warp that copies them (`carried_lines`)."""
+        in_turn = self.panels.in_turn
         return [
-            f"barrier_wait(carried_empty + part * 8, {CARRIED});",
-            "carried_parity ^= 1;",
+            # In turn the others have waited for the last copy before they met.
+            *([] if in_turn else [carried_wait(self.values.placement), "carried_parity ^= 1;"]),
             *self._written(),
             "__syncwarp();",
-            "if (lane == 0) barrier_arrive(carried_full + part * 8);",
+            f"if (lane == 0) barrier_arrive(carried_full{'' if in_turn else ' + part * 8'});",
         ]
 
     def copies(self) -> list[str]:

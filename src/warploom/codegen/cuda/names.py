@@ -17,7 +17,7 @@ LOCALS = frozenset(
     "running best found before above below total carry met scratch value_of set add_to better "
     "swap_with "
     "piece column carried_full carried_empty carried_parity "
-    "task_ring task_full task_empty task_cursor task_counter handed".split()
+    "task_ring task_full task_empty task_cursor task_counter handed whose".split()
 )
 SUFFIXES = (
     "_base _end _full _empty _cursor _oldest _first _staged _room _at _live _start _stop _count "

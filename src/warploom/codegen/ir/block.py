@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from warploom.codegen.ir.layout import ALIGNMENT, SharedTile
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.ir.steps import Issue, OpStep, RingStep, Step, Wait
+from warploom.codegen.ir.steps import Issue, Join, OpStep, RingStep, Step, Wait
 from warploom.tile import Loop, Op
+
+_Any = TypeVar("_Any")
 
 
 @dataclass(frozen=True)
@@ -250,6 +253,15 @@ class BlockProgram:
             for role in self.roles
         )
         return replace(self, roles=roles)
+
+
+def with_turns(placement: Placement, steps: Sequence[_Any]) -> Iterator[tuple[_Any, Op | None]]:
+    """Each step with the op that groups do in turn for which it is, or None: every iteration has
+    it. A join in turn is for the step behind it."""
+    for place, step in enumerate(steps):
+        here = steps[place + 1] if isinstance(step, Join) and step.in_turn else step
+        own = isinstance(here, OpStep) and here.op.id in placement.in_turn
+        yield step, here.op if own and isinstance(here, OpStep) else None
 
 
 def steps_of(section: Section) -> Iterator[Step]:

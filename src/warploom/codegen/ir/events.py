@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, with_turns
 from warploom.codegen.ir.steps import Ahead, Issue, Join, Step
 from warploom.tile import Loop
 
@@ -38,7 +38,7 @@ def events(block: BlockProgram, role: Role, trips: int, left: int = 0) -> Iterat
         yield from _ahead(block, role, 0, trips)
         yield Event(Join(), 0)  # before its first task a group waits for what it started
     for task in range(TASKS):
-        for event in _task(role, task, trips, left):
+        for event in _task(block, role, task, trips, left):
             if isinstance(event.step, Ahead):
                 yield from _ahead(block, role, task + 1, trips)
             else:
@@ -56,7 +56,7 @@ def _ahead(block: BlockProgram, role: Role, task: int, trips: int) -> Iterator[E
             yield Event(step, task, ahead=True)
 
 
-def _task(role: Role, task: int, trips: int, left: int) -> Iterator[Event]:
+def _task(block: BlockProgram, role: Role, task: int, trips: int, left: int) -> Iterator[Event]:
     for section in role.sections:
         assert not isinstance(section, Scheduled), "loops must be pipelines"
         if not isinstance(section, Pipeline):
@@ -74,5 +74,7 @@ def _task(role: Role, task: int, trips: int, left: int) -> Iterator[Event]:
         parts += [(section.skip, trips + number) for number in range(left)]
         parts += [(section.empty, 0)] if left and not trips else []
         for steps, newest in parts:
-            for step in steps:
-                yield Event(step, task, loop, newest - step.stage)
+            for step, done in with_turns(block.placement, steps):
+                iteration = newest - step.stage
+                if done is None or block.placement.does(done, role.part, iteration):
+                    yield Event(step, task, loop, iteration)

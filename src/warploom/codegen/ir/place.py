@@ -69,6 +69,7 @@ class Placement:
     common      the staged tiles of which every group leaves its part in one region; of a second
                 operand whose columns are cut, each group has its own in its own
     led         the ops that the first group alone does, by number
+    in_turn     the ops of which groups do the whole in turn, one in an iteration, by number
     handed      tiles of these that the other groups take from shared memory: first operands of
                 matmuls, which are staged for all, and vectors along rows
     spread      vectors along columns that loops load for elementwise ops: each thread loads some
@@ -91,10 +92,21 @@ class Placement:
     turned: dict[str, str] = field(default_factory=dict[str, str])
     led: frozenset[int] = frozenset()
     handed: frozenset[str] = frozenset()
+    in_turn: frozenset[int] = frozenset()
 
-    def does(self, op: Op, part: int) -> bool:
-        """Whether the group of that number does an op, and does not at most take its result."""
+    def does(self, op: Op, part: int, iteration: int | None = None) -> bool:
+        """Whether the group of that number does an op, and does not at most take its result; in an
+        iteration of its loop, counted from 0, or in any."""
+        if op.id in self.in_turn and iteration is not None:
+            return iteration % self.parts == part
         return part == 0 or op.id not in self.led
+
+    def read_in_turn(self, tile: str) -> bool:
+        """Whether a tile of all groups is read by one group in an iteration."""
+        return any(
+            op.id in self.in_turn and tile in {var.name for var in op.srcs[:2]}
+            for op in self.program.ops()
+        )
 
     def is_split(self, kind: TileType) -> bool:
         """Whether every compute group holds a part of its own of a tile."""
@@ -179,10 +191,13 @@ def contracted(op: Op) -> str:
     return axis
 
 
-def place(program: Program, split: str, parts: int, vectors: bool = False) -> Placement:
+def place(
+    program: Program, split: str, parts: int, vectors: bool = False, in_turn: bool = False
+) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done.
 
-    With `vectors` the producer brings what would be `spread`, and vectors along rows too.
+    With `vectors` the producer brings what would be `spread`, and vectors along rows too; with
+    `in_turn` groups share out iterations where they would share out a product (`Placement`).
     """
     program = separate_axes(one_slot(program))
     check_memory(program)
@@ -203,7 +218,8 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     _check_readers(program, shared, fusion)
     _check_reads(program, shared)
     rows, cols = _axes(program, shared)
-    splits = _splits(program, split, staged, parts) if parts > 1 else frozenset[str]()
+    cut = {} if in_turn else staged
+    splits = _splits(program, split, cut, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     own = _own_columns(program, staged, splits)
     common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
@@ -220,6 +236,8 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
         staged[name] = shared_tile(placement.local(kinds[name]))
     if parts > 1 and split in cols:
         placement = _led_by_one(placement)
+    if in_turn:
+        placement = replace(placement, in_turn=_in_turn(placement))
     _check_split(placement)
     return placement
 
@@ -237,6 +255,41 @@ def _led_by_one(placement: Placement) -> Placement:
         led=led.ops,
         handed=led.vectors | operands.keys(),
     )
+
+
+def _in_turn(placement: Placement) -> frozenset[int]:
+    """The ops that groups do in turn: what contracts a cut axis of an operand of all, and what is
+    done with its result. Raises where that goes beyond an iteration."""
+    found: set[int] = set()
+    for loop in placement.program.loops():
+        made: set[str] = set()
+        for op in (one for one in loop.body if isinstance(one, Op)):
+            product = op.kind == "mma" and contracted(op) in placement.splits
+            common = any(var.name in placement.common for var in op.srcs[:2])
+            read = {var.name for var in placement.fusion.sources(op)} & made
+            if not (product and common) and not read:
+                continue
+            if op.dst is not None and (placement.is_split(op.dst.type) or len(op.srcs) > 2):
+                raise InputError(
+                    f"{op.where}: groups make {op.dst} in turn, one in an iteration: expected what "
+                    "is whole in each, and no sum over iterations"
+                )
+            found.add(op.id)
+            made |= {op.dst.name} if op.dst is not None else set()
+        for op in placement.program.ops():
+            if op.id not in found and {var.name for var in placement.fusion.sources(op)} & made:
+                raise InputError(
+                    f"{op.where}: {op.kind} of what groups make in turn: expected all that is done "
+                    "with it in the same iteration"
+                )
+    stores = [op for op in placement.program.ops() if op.kind == "store_add" and op.id in found]
+    if placement.parts < 2 or placement.led or len(stores) != 1:
+        raise InputError(
+            f"launch plan: in_turn: {placement.program.name} has {placement.parts} groups and "
+            f"{len(stores)} stores with add=True of what contracts {placement.split!r}; expected "
+            "several groups that share out rows, and one store"
+        )
+    return frozenset(found)
 
 
 def _typed(op: Op) -> TileType:
@@ -459,7 +512,8 @@ def _check_split(placement: Placement) -> None:
                     f"{op.where}: axis {axis!r} of {op.dst.name} is {kind.size(axis)} long; over "
                     f"{parts} groups it must be a multiple of {parts * ROWS_PER_GROUP}"
                 )
-        if op.kind == "mma" and not placement.is_split(op.dst.type):
+        whole = op.kind == "mma" and not placement.is_split(op.dst.type)
+        if whole and op.id not in placement.in_turn:
             _check_whole(placement, op)
 
 

@@ -74,6 +74,9 @@ class LaunchPlan:
                     they write it
     fence_at_meeting  with two slots, groups fence what they wrote as they meet, not behind the
                     writes, where the fence holds up matmuls that come between
+    in_turn         groups make the whole of what contracts the split axis of an operand of all, and
+                    store it, in turn: one in an iteration, while the others go on. Else each makes
+                    a part of it
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
@@ -82,10 +85,6 @@ class LaunchPlan:
                     one (`passes.overlap`)
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
-    rotate_loops    a loop that starts one iteration ahead is entered in its middle, so that an
-                    iteration is written once: what begins one stands before the loop and at its
-                    end, and sums are zeroed before it. Registers decide: where the first iteration
-                    has code of its own, the compiler copies sums from its registers to the loop's
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     reads_ahead     the producer reads the numbers that an iteration takes from memory an iteration
                     earlier, and asks L2 for later ones: beside loads that fill the memory's queue
@@ -112,12 +111,12 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     staged_slots: int = 1
     fence_at_meeting: bool = False
+    in_turn: bool = False
     dependent: bool = False
     skip_unit: bool = False
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
-    rotate_loops: bool = False
     resident: int = 1
     reads_ahead: bool = False
     keep_masks: bool = False
@@ -147,16 +146,17 @@ class LaunchPlan:
                 "blocks of a cluster would take different tasks; use 'serpentine'"
             )
         alone = self.cluster[1] == 1 and self.persistent
-        if self.overlap_next_task and (not alone or self.rotate_loops):
+        if self.overlap_next_task and not alone:
             raise InputError(
-                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]}, "
-                f"persistent={self.persistent} and rotate_loops={self.rotate_loops}, expected "
-                "blocks that do several tasks, each by itself, and loops entered at their begin"
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
+                f"persistent={self.persistent}, expected blocks that do several tasks, each by "
+                "itself"
             )
-        if self.staged_slots not in ((2,) if self.fence_at_meeting else (1, 2)):
+        two = self.fence_at_meeting or self.in_turn
+        if self.staged_slots not in ((2,) if two else (1, 2)) or self.in_turn > self.store_warps:
             raise InputError(
                 f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2, and 2 with "
-                "fence_at_meeting"
+                "fence_at_meeting or in_turn, which needs store_warps"
             )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(

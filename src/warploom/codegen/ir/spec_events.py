@@ -80,7 +80,7 @@ def _in_order(block: BlockProgram, role: Role, trips: int) -> Iterator[Event]:
                 for op in own:
                     if op.dst is not None and placement.is_shared(op.dst):
                         continue
-                    if placement.does(op, role.part):
+                    if placement.does(op, role.part, iteration):
                         yield Event(start_of(op), task, loop, iteration)
                     elif op.dst is not None and op.dst.name in placement.handed:
                         yield Event(Take(op), task, loop, iteration)

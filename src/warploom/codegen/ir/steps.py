@@ -117,13 +117,16 @@ class Take(_OfOp):
 
 @dataclass(frozen=True)
 class Join(_OfGroup):
-    """Consumer: wait until at most `count` started matmuls are unfinished."""
+    """Consumer: wait until at most `count` started matmuls are unfinished; `in_turn`: the group
+    whose turn it is with what one does in an iteration, which the next step belongs to."""
 
     count: int = 0
     names: tuple[str, ...] = ()  # variables whose value becomes readable
+    in_turn: bool = False
 
     def __str__(self) -> str:
-        return f"Join <= {self.count}" + (f": {', '.join(self.names)}" if self.names else "")
+        form = f"Join{' in turn' if self.in_turn else ''} <= {self.count}"
+        return form + (f": {', '.join(self.names)}" if self.names else "")
 
 
 class GroupSync(_OfGroup):

@@ -124,7 +124,7 @@ def parse_block(text: str, program: Program) -> BlockProgram:
     named = {label for line in rings for label in re.findall(r"load\.\d+", line[1])}
     loads = [op.dst for op in program.ops() if op.kind == "load" and op.label in named]
     vectors = any(var is not None and len(var.type.axes) == 1 for var in loads)
-    placed = place(program, launch.split, parts, vectors)
+    placed = place(program, launch.split, parts, vectors, launch.in_turn)
     placement = replace(placed, whole=launch.overlap_next_task)
     reader = _Reader(placement)
     return BlockProgram(
@@ -244,8 +244,9 @@ class _Reader:
         return steps.Share(tiles, int(lag or 0))
 
     def _join(self, line: Line, text: str) -> steps.Join:
-        count, names = _match((line[0], text), r"Join <= (\d+)(?:: (.+))?")
-        return steps.Join(int(count), tuple(one for one in names.split(", ") if one))
+        form = r"Join( in turn)? <= (\d+)(?:: (.+))?"
+        own, count, names = _match((line[0], text), form)
+        return steps.Join(int(count), tuple(one for one in names.split(", ") if one), bool(own))
 
     def _op(self, line: Line, label: str) -> Op:
         if label not in self.ops:

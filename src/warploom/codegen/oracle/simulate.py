@@ -15,7 +15,7 @@ from typing import Any
 from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight, with_turns
 from warploom.codegen.ir.steps import Fill, Issue, Join, Step, Wait
 from warploom.codegen.oracle.barriers import (
     TURNING,
@@ -256,12 +256,15 @@ class Simulator(Steps):
             n: (loop.index, start, agent.taken.get(n, 0) - (n in agent.begun)) for n in local
         }
         for steps, newest in rounds:
-            for step in steps:
+            for step, done in with_turns(self.placement, steps):
                 here = newest - step.stage
+                if done and not self.placement.does(done, agent.role.part, here - start):
+                    continue
                 known = {**symbols, loop.index: here}
                 if isinstance(step, Fill) and agent.role.loads:
                     real = inside(self.program, self.block.launch, symbols)
                     known = iteration_symbols(loop, self.source, symbols, here, real)
+                agent.iteration = here - start
                 yield from self._step(agent, step, known)
         agent.entered = {}
 

@@ -82,7 +82,7 @@ class Steps:
                 return self._run(agent, step, symbols)
             case steps.Meet() | steps.Take():
                 taken = isinstance(step, steps.Take)
-                return self._take(agent, step.op) if taken else self._meet(agent)
+                return self._take(agent, step.op) if taken else self._meet(agent, step)
             case steps.Share() | steps.GroupSync() | steps.FencedGroupSync():
                 return True  # a group is one agent, which has the whole vector
             case steps.TurnWait():
@@ -285,8 +285,12 @@ class Steps:
             return False
         return number == 1 or not self.placement.from_registers(op)
 
-    def _meet(self, agent: Agent) -> bool:
-        met = self.met[agent.block]
+    def _meet(self, agent: Agent, step: steps.Meet) -> bool:
+        met, part = self.met[agent.block], agent.role.part
+        if self.placement.read_in_turn(step.tile) and agent.iteration % len(met) != part:
+            met[part] += 1  # the group whose turn it is waits for this one, and not the reverse
+            agent.meetings = met[part]
+            return True
         if not agent.waiting:
             met[agent.role.part] += 1
             agent.meetings, agent.waiting = met[agent.role.part], True
@@ -377,6 +381,7 @@ class Steps:
         if op.kind in ("store", "store_add"):
             assert op.array is not None
             ours = part == 0 or self.placement.is_split(op.srcs[0].type)
+            ours = ours or op.id in self.placement.in_turn
             if ours and inside(self.program, self.block.launch, symbols):
                 write_tile(
                     local,

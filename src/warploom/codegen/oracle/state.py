@@ -78,6 +78,7 @@ class Agent:
     waits_for: str = ""
     meetings: int = 0  # of the block's groups that this one has come to
     waiting: bool = False  # at the last of them
+    iteration: int = 0  # of its loop, from 0 on
     staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them

@@ -239,8 +239,11 @@ def _backward(
         change = (changed if slope is None else changed * slope).cast(config.dtype)
         if config.written.late:
             dv += weights.cast(config.dtype) @ grads
+        if config.written.behind:
+            dk += change @ queries
         dq = wide @ change if config.transposed else change @ columns
-        dk += change @ queries
+        if not config.written.behind:
+            dk += change @ queries
         block, turn = own.block(head, i), None
         if config.deterministic:
             turn = (rest["turns"], block, _turn(config, i * bq + shift, j, own.keys))
@@ -335,12 +338,11 @@ def backward_policy(config: BackwardConfig) -> Policy:
         grouped="row" if config.packed or config.listed else "all",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
+        in_turn=config.written.turns,
         store_warps=True,
         reverse=(last,) if config.deterministic and config.causal else (),
-        rotate_loops=config.written.ahead,
     )
-    early = config.written.ahead or config.causal
-    order = ("inflight" if config.written.ahead else "lcsf") + ("-early" if early else "")
+    order = "lcsf-early" if config.causal else "lcsf"
     slots = {"delta": 3} if config.written.apart else {}
     groups = config.tile[1] // 64
     return Policy(order, launch, groups=groups, depth=2, slots=slots, vectors=True)

@@ -36,29 +36,31 @@ class Style(NamedTuple):
     """How the loop over queries is written, which decides what ptxas makes of its registers.
 
     late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
-    ahead   an iteration's first matmul starts before the end of the one before
     branch  blocks that need no mask are told apart, rather than masked like the others
     taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
     fenced  groups fence their part of dS as they meet, behind the start of dv's matmul
     apart   D has a ring of its own, whose wait keeps exponentials before it
+    turns   groups make dq in turn, each the whole of it, and not each a part
+    behind  dq's matmul comes behind dk's
     """
 
     late: bool = False
-    ahead: bool = False
     branch: bool = True
     taken: bool = False
     fenced: bool = False
     apart: bool = False
+    turns: bool = False
+    behind: bool = False
 
 
 # By padded head size and whether there is a causal mask, the fastest of those that
 # `bench.attention_backward` times; else `Style(late=True)`.
 STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(late=True, fenced=True),
+    (64, False): Style(late=True, fenced=True, turns=True, behind=True),
     (64, True): Style(late=True, fenced=True, apart=True),
     (96, False): Style(late=True, fenced=True),
     (96, True): Style(late=True, fenced=True),
-    (128, False): Style(late=True, fenced=True),
+    (128, False): Style(late=True, fenced=True, turns=True),
     (128, True): Style(late=True, fenced=True, taken=True),
 }
 # Of deterministic and windowed kernels: timed beside few others.

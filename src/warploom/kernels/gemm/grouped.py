@@ -239,6 +239,9 @@ def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, re
     rows = maximum_index(task.stop - task.first, 0)
     columns = [task.column + half * size("n") for half in range(1 + config.swiglu)]
     own_columns = [span(column, bn, "n") for column in columns]
+    # 1 for a group of which some columns exist: the tensor core is left to the others elsewhere.
+    left = size("n") - task.column - part_begin("n")
+    inside = minimum_index(maximum_index(left, 0), 1)
     least = 0
     for width in config.widths:
         # 1 where the rows of a task are more than `least`, and at most `width` or the widest.
@@ -252,7 +255,8 @@ def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, re
             of_a = load(rest["scale_a"], *task.of_a, inputs)
             factors = [[load(rest["scale_b"], *task.of_b, one), of_a] for one in own_columns]
         sums = [zeros(FP32, n=bn, **{own: width}) for _ in columns]
-        for i in loop(0, cdiv(size("k"), config.step) * here):
+        steps = cdiv(size("k"), config.step) * here
+        for i in loop(0, steps, until=steps * inside):
             depth = span(i * config.step, config.step)
             at = load(a, *task.of_a, inputs, depth)
             for number, one in enumerate(own_columns):

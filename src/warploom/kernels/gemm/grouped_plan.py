@@ -22,6 +22,7 @@ FEW_ROWS = 64  # of an expert, for which a tile has one compute group
 MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
 RASTER = 8  # rows of tasks that run at a time
+SCALED_RASTER = 16  # of promoted products that stand alone
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
 ONE_TILE = 192  # rows of an expert that mostly has one of these
 # Columns of a tile and the widths that rows get: of elements of 16 bits, and of 8 where an expert
@@ -29,7 +30,8 @@ ONE_TILE = 192  # rows of an expert that mostly has one of these
 WIDE = (192, tuple(range(24, 217, 24)))
 ONE_OF_EIGHT = (128, tuple(range(32, 257, 32)))
 SOME_OF_EIGHT = (192, tuple(range(32, 193, 32)))
-HALVES = (128, tuple(range(32, 129, 32)))  # of 16 bits, with both halves of SwiGLU
+SHARES = (256, (48, 80, 112, 128, 144, 160, 176))  # of experts with many rows, shared out evenly
+HALVES = (128, tuple(range(32, 161, 32)))  # of gates and as many other columns
 TURNED_RASTER = 2
 # Microseconds of a step of 128 of k and of the end of a task, all SMs at work: a fit to products
 # with block scales, 4096 rows, timed on an H200.
@@ -87,8 +89,12 @@ def plan_grouped(
     by_blocks = config.scales == "blocks"
     config = replace(config, brought=by_blocks and aligned and config.groups != "rows")
     few, ragged = rows <= FEW_ROWS, config.groups != "none"
+    if config.swiglu and not few and ragged and _turns(config):
+        return _turned(config, rows)
     if config.swiglu:
-        return _gated(config, rows)
+        tile = (64 if few else 128, 64 if few or config.promoted else 128)
+        depth, raster = 8 if few else 4, RAGGED_RASTER if ragged else RASTER
+        return GroupedPlan(replace(config, tile=tile), depth, dynamic=ragged, raster=raster)
     if not config.promoted:
         return _summed_inside(config, rows, n)
     if few:
@@ -99,47 +105,35 @@ def plan_grouped(
     return GroupedPlan(two, 3, dynamic=True)
 
 
-def _gated(config: GroupedConfig, rows: int) -> GroupedPlan:
-    """The plan for products with both halves of SwiGLU in a task."""
-    few, ragged = rows <= FEW_ROWS, config.groups != "none"
-    bits = config.dtype.bits, config.out.bits
-    if (
-        config.groups == "rows"
-        and bits == (PACKED_BITS, PACKED_BITS)
-        and FEW_ROWS < rows < MANY_ROWS
-    ):
-        columns, widths = HALVES
-        turned = replace(config, tile=(widths[-1], columns), widths=widths)
-        return GroupedPlan(turned, 4, dynamic=True, raster=TURNED_RASTER)
-    tile = (64 if few else 128, 64 if few or config.promoted else 128)
-    depth, raster = 8 if few else 4, RAGGED_RASTER if ragged else RASTER
-    return GroupedPlan(replace(config, tile=tile), depth, dynamic=ragged, raster=raster)
-
-
 def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
     """The plan for products that are summed in the tensor core."""
     ragged = config.groups != "none"
     if rows <= FEW_ROWS:
         return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
-    if ragged and config.out.bits == PACKED_BITS:
+    if ragged and _turns(config):
         return _turned(config, rows)
     tile, raster = (128, 256), RAGGED_RASTER if ragged else RASTER
     return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged, raster=raster)
 
 
+def _turns(config: GroupedConfig) -> bool:
+    return not config.promoted and config.out.bits == PACKED_BITS
+
+
 def _turned(config: GroupedConfig, rows: int) -> GroupedPlan:
-    """The plan for rows of experts over columns, which but for the largest products of 16 bits is
-    the fastest."""
-    many = rows >= MANY_ROWS
-    if config.dtype.bits > 8 and many:
-        return GroupedPlan(replace(config, tile=(192, 256)), 3, dynamic=True)
-    narrow = config.dtype.bits == 8
-    eights = ONE_OF_EIGHT if rows < ONE_TILE else SOME_OF_EIGHT
-    columns, widths = eights if narrow else WIDE
+    """The plan for rows of experts over columns."""
+    many, narrow = rows >= MANY_ROWS, config.dtype.bits == 8
+    columns, widths = WIDE
+    if config.swiglu:
+        columns, widths = HALVES
+    elif many:
+        columns, widths = SHARES
+    elif narrow:
+        columns, widths = ONE_OF_EIGHT if rows < ONE_TILE else SOME_OF_EIGHT
     turned = replace(config, tile=(widths[-1], columns), widths=widths)
-    panels = 1 + narrow
+    depth = 3 if columns > WIDE[0] else 4
     raster = RASTER if many else TURNED_RASTER
-    return GroupedPlan(turned, 4, dynamic=True, raster=raster, panels=panels)
+    return GroupedPlan(turned, depth, dynamic=True, raster=raster, panels=1 + narrow)
 
 
 def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
@@ -155,7 +149,8 @@ def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
 
     if cost(192, THREE_GROUPS) < cost(128, TWO_IN_FLIGHT):
         return GroupedPlan(replace(config, tile=(192, 128)), 4, PAIRS)
-    return GroupedPlan(replace(config, tile=(128, 128), products_in_flight=2), 3)
+    two = replace(config, tile=(128, 128), products_in_flight=2)
+    return GroupedPlan(two, 3, raster=SCALED_RASTER, panels=2)
 
 
 def _tiles(m: int, n: int, tile: tuple[int, int]) -> int:

@@ -129,9 +129,15 @@ def _groups(point: Point) -> int:
 
 
 def plan(config: GemmConfig, point: Point) -> LaunchPlan:
-    """How the grid is laid over the GPU before the point's options."""
+    """How the grid is laid over the GPU before the point's options.
+
+    Of a step of 256 bytes two copies ask for the halves at the same time: L2 is not to fetch both
+    for each (one row of 28672 x 4096 on an H200: 58.8 and 55.5 us; steps of 128 bytes lose 3 %).
+    """
     del point
-    return LaunchPlan(split="n" if config.swap_ab else "m")
+    halves = config.tile[2] * config.dtype.bytes > STEP_BYTES
+    promotion = STEP_BYTES if halves else LaunchPlan.l2_promotion
+    return LaunchPlan(split="n" if config.swap_ab else "m", l2_promotion=promotion)
 
 
 def free(config: GemmConfig) -> Mapping[str, Sequence[str]]:

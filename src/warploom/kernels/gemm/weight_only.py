@@ -177,6 +177,7 @@ def weight_only_policy(config: WeightOnlyConfig) -> Policy:
         cluster=("slices_tile", config.slices) if config.slices > 1 else ("", 1),
         store="direct",
         dependent=True,
+        l2_promotion=128,  # x has steps of 256 bytes; up to 3 % less time on an H200
     )
     sums = SUM_BYTES * bn * bm if config.slices > 1 else 0
     depth = min(MOST_SLOTS, (SLOTS_BYTES - sums) // slot)
