@@ -145,90 +145,58 @@ extern "C" __global__ void bulk_stores(u64* out, int reps, char* data, u32 bytes
 }
 """
 
-PAIRS = """
-DEV void cluster_sync() {
-  __syncthreads();
-  asm volatile("barrier.cluster.arrive.release.aligned;\\n barrier.cluster.wait.acquire.aligned;"
-               ::: "memory");
-}
-DEV void shared_load(u32 to, const Map* map, int x, int y, u32 bar) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-               ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
-               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)3) : "memory");
-}
-DEV void arrive_beside(u32 bar, u32 rank) {
-  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-               " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
-               :: "r"(bar), "r"(rank) : "memory");
-}
-"""
-
-
-def paced(blocks: int) -> str:
-    """What the loop of a matrix product loads, and no product: a ring of slots with 64 columns of
-    rows of two matrices, for tasks in bands of rows. Each slot is read for `pace` cycles and given
-    back `held` steps later, as by matmuls in flight. Two blocks of a cluster take neighbouring
-    rows, and each loads half of the second operand for both."""
-    pair = blocks > 1
-    rank = 'asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));' if pair else ""
-    meet = "cluster_sync();" if pair else ""
-    give_back = "arrive_beside(freed + 8 * late, rank ^ 1);" if pair else ""
-    load = "shared_load" if pair else "tensor_load"
-    return f"""
-extern "C" __global__ void {f"__cluster_dims__({blocks})" if pair else ""} paced_{blocks}(
+# What the loop of a matrix product loads, and no product: a ring of slots with 64 columns of rows
+# of two matrices, for tasks in bands of rows. Each slot is read for `pace` cycles and given back
+# `held` steps later, as by matmuls in flight.
+PACED_RING = """
+extern "C" __global__ void paced(
     u64* out, int reps, const __grid_constant__ Map a, const __grid_constant__ Map b, int rows_a,
-    int rows_b, int steps, int high, int wide, int band, int slots, int held, int pace) {{
+    int rows_b, int steps, int high, int wide, int band, int slots, int held, int pace) {
   extern __shared__ unsigned char raw[];
   __shared__ alignas(8) u64 full[8], empty[8];
-  u32 to = shared_base(raw), filled = address(&full[0]), freed = address(&empty[0]), rank = 0;
-  {rank}
-  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) {{
+  u32 to = shared_base(raw), filled = address(&full[0]), freed = address(&empty[0]);
+  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) {
     barrier_init(filled + 8 * s, 1);
-    barrier_init(freed + 8 * s, {blocks});
-  }}
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  {meet}
+    barrier_init(freed + 8 * s, 1);
+  }
+  async_fence();
   Span span; span.begin();
   u32 size_a = rows_a * 128, size_b = rows_b * 128, bytes = size_a + size_b;
-  if (threadIdx.x == 0) {{
-    int slot = 0, phase = 0, step = 0, task = blockIdx.x / {blocks}, row = 0, column = 0;
-    for (int r = 0; r < reps; ++r) {{
-      if (step == 0) {{
-        int tall = high / {blocks}, t = task % (tall * wide), first = t / (band * wide) * band;
-        int here = min(band, tall - first), inside = t % (band * wide);
-        row = (first + inside % here) * {blocks} + rank, column = inside / here;
-        task += gridDim.x / {blocks};
-      }}
+  if (threadIdx.x == 0) {
+    int slot = 0, phase = 0, step = 0, task = blockIdx.x, row = 0, column = 0;
+    for (int r = 0; r < reps; ++r) {
+      if (step == 0) {
+        int t = task % (high * wide), first = t / (band * wide) * band;
+        int here = min(band, high - first), inside = t % (band * wide);
+        row = first + inside % here, column = inside / here;
+        task += gridDim.x;
+      }
       if (r >= slots && !wait(freed + 8 * slot, phase)) break;
       u32 at = to + slot * bytes, bar = filled + 8 * slot;
       expect(bar, bytes);
       tensor_load(at, &a, step * 64, row * rows_a, bar);
-      {load}(at + size_a + rank * size_b / {blocks}, &b, step * 64,
-             column * rows_b + rank * rows_b / {blocks}, bar);
+      tensor_load(at + size_a, &b, step * 64, column * rows_b, bar);
       if (++step == steps) step = 0;
-      if (++slot == slots) {{ slot = 0; if (r >= slots) phase ^= 1; }}
-    }}
-  }} else if (threadIdx.x == 32) {{
+      if (++slot == slots) { slot = 0; if (r >= slots) phase ^= 1; }
+    }
+  } else if (threadIdx.x == 32) {
     int slot = 0, phase = 0, late = 0;
     u64 ready = cycles();
-    for (int r = 0; r < reps; ++r) {{
+    for (int r = 0; r < reps; ++r) {
       if (!wait(filled + 8 * slot, phase)) break;
       u64 seen = cycles();
       ready = (seen > ready ? seen : ready) + pace;
-      while (cycles() < ready) {{}}
-      if (r >= held) {{
+      while (cycles() < ready) {}
+      if (r >= held) {
         arrive(freed + 8 * late);
-        {give_back}
         if (++late == slots) late = 0;
-      }}
-      if (++slot == slots) {{ slot = 0; phase ^= 1; }}
-    }}
-  }}
-  {meet}
+      }
+      if (++slot == slots) { slot = 0; phase ^= 1; }
+    }
+  }
   span.end(out);
-}}
+}
 """
-
 
 # What a thread of 256 does over and over, with eight values of its own.
 LANES = {
@@ -353,7 +321,7 @@ OPERANDS = {"bf16": 0, "e4m3": 1 << 19, "fp16": 1 << 20}
 
 def source() -> str:
     """The whole file."""
-    made = [PAIRS, paced(1), paced(2), *(products(*one) for one in MATMULS)]
+    made = [PACED_RING, *(products(*one) for one in MATMULS)]
     return "\n".join([HEADER, BODY, COPIES, *(lanes(*one) for one in LANES.items()), *made])
 
 
@@ -449,13 +417,12 @@ def _tiles(
 @dataclass(frozen=True)
 class Product:
     """Whose loads a ring makes: rows of a task's two operands, of so many tasks high and wide in
-    bands of `band` rows of tasks, over `columns` elements of two bytes; blocks of a cluster."""
+    bands of `band` rows of tasks, over `columns` elements of two bytes."""
 
     rows: tuple[int, int]
     tasks: tuple[int, int]
     columns: int
     band: int
-    blocks: int = 1
 
     @property
     def kib(self) -> float:
@@ -465,9 +432,8 @@ class Product:
     @property
     def distinct(self) -> float:
         """Share of the bytes that all SMs ask for at a time that is different."""
-        wave = 132 // self.blocks
-        band = min(self.band, self.tasks[0] // self.blocks)
-        high, wide = band * self.blocks, min(self.tasks[1], -(-wave // band))
+        high = min(self.band, self.tasks[0])
+        wide = min(self.tasks[1], -(-132 // high))
         return (high * self.rows[0] + wide * self.rows[1]) / (132 * sum(self.rows))
 
     def probe(self, encode: Any, data: int, slots: int, held: int, pace: int) -> Probe:
@@ -476,25 +442,21 @@ class Product:
         maps: list[bytes] = []
         for number, at in enumerate((data, data + high * pitch)):
             rows, box = self.rows[number] * self.tasks[number], self.rows[number]
-            box //= self.blocks if number else 1
             plan = TensorMap("data", (self.columns, rows), (pitch,), (64, box), swizzle=128)
             maps.append(encode(plan, "bf16", at))
         given = (*self.rows, self.columns // 64, *self.tasks, self.band, slots, held, pace)
-        together = f", {self.blocks} blocks together" * (self.blocks > 1)
         name = (
             f"{slots} slots of {self.rows[0]}+{self.rows[1]} rows, {held} held, {pace} cycles each,"
             f" {self.tasks[0]}x{self.tasks[1]} tasks of {self.columns} in bands of {self.band}"
-            f"{together}"
         )
         events = {"copied": self.kib, "distinct": self.kib * self.distinct}
         arguments = (*maps, *map(i32, given))
-        return Probe(name, f"paced_{self.blocks}", events, 64, 0, arguments)
+        return Probe(name, "paced", events, 64, 0, arguments)
 
 
 NEAR = (  # operands of which L2 holds a copy in both of its parts
     Product((128, 256), (16, 8), 2048, 16),
     Product((128, 256), (8, 16), 2048, 8),
-    Product((128, 256), (16, 8), 2048, 8, 2),
     Product((256, 200), (8, 12), 2048, 12),
     Product((64, 128), (66, 2), 1024, 66),
     Product((64, 128), (33, 4), 1024, 33),
@@ -503,10 +465,7 @@ NEAR = (  # operands of which L2 holds a copy in both of its parts
 FAR = (  # operands that L2 does not hold
     Product((128, 256), (64, 32), 8192, 8),
     Product((128, 256), (64, 32), 8192, 16),
-    Product((128, 256), (64, 32), 8192, 8, 2),
     Product((256, 200), (32, 40), 8192, 12),
-    Product((256, 200), (32, 40), 8192, 6, 2),
-    Product((128, 192), (64, 42), 8192, 8, 2),
 )
 SLOTS = ((2, 0), (2, 1), (3, 0), (3, 1), (4, 1))
 
@@ -808,7 +767,7 @@ def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, floa
     again, far = list[float](), list[float]()
     near: dict[str, float] = {}  # pJ of a KiB, by the rows of a slot
     for name, row in rows.items():
-        if not (of := PACED.match(name)) or "together" in name:
+        if not (of := PACED.match(name)):
             continue
         different = row["events"]["distinct"] / row["events"]["copied"]
         if int(of[2]) < FAR[0].columns:
