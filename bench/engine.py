@@ -3,6 +3,9 @@
     python -m bench.engine build DIR --seed N  search without a GPU, build what it found
     python -m bench.engine run DIR --out OUT   on a GPU machine: rows of claim `engine-user`
     python -m bench.engine merge FILES         into bench/results/engine.json, for older rows
+    python -m bench.engine recorded [DIR]      these rows with what the model says now of the
+                                               points that were timed; those of a search by it,
+                                               built in DIR, say which it puts first
 
 Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed; and
 the GEMM benchmark's other element types and epilogues, whose textbook is the library's. The
@@ -39,14 +42,14 @@ from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
-from warploom.codegen.compile.build import Built
+from warploom.codegen.compile.build import Built, compile_source
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.outcome import Outcome, bound_of, bounds_of, told
 from warploom.engine.points import Space
 from warploom.engine.search import KNOWN, SECONDS, SOLVED_OF, search
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, write_rows
+from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
@@ -54,9 +57,9 @@ from warploom.flows.tuned import TuneSettings
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.select import select
-from warploom.perf.launch_time import Launch, at_bounds
+from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import replay
-from warploom.rewrites.rules import Form
+from warploom.rewrites.rules import RULES, Form
 from warploom.runtime.stats import median_interval
 from warploom.tile import DType
 
@@ -76,6 +79,7 @@ CHOSEN = "tuned_table"  # the folder of what it chooses
 WHOLE, NO_MACHINE_CODE, NO_REPLAY = "engine", "without machine-code search", "without replay"
 NO_REWRITES, NO_SOLVER = "without rewrites", "without solved orders"
 ABLATED = (WHOLE, NO_MACHINE_CODE, NO_REPLAY, NO_REWRITES, NO_SOLVER)
+SEED = 20261128  # of the drawn shapes of the rows
 TUNED_SECONDS = 60.0  # of the search through a winner's machine code
 
 
@@ -373,6 +377,48 @@ def rows(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
         yield replace(one, kernel=f"{one.kernel}, measured")
 
 
+def parsed(space: Space, text: str) -> Point:
+    """A point from its words."""
+    words = text.split()
+    order = next(n for n, word in enumerate(words) if "=" not in word and word not in RULES)
+    settings = (word.partition("=") for word in words[:order] if "=" in word)
+    rules = tuple(word for word in words[:order] if word in RULES)
+    pairs = tuple((name, value) for name, _, value in settings)
+    return Point(pairs, rules, words[order], tuple(words[order + 1 :]))
+
+
+def recorded(where: Path | None) -> None:
+    """The rows with what the model says now of every point that was timed, and which model said it;
+    those of which a search by it, built in a folder, puts another one first say so."""
+    known = {(one.name, *one.types): one for one in cases(SEED).values()}
+    found: list[Evidence] = []
+    for one in read_rows(RESULTS / "engine.json"):
+        if one.checks.get("model") == MODEL:
+            found.append(one)
+            continue
+        case = known[one.kernel.split()[1].rstrip(","), one.shape, one.dtype]
+        points: list[dict[str, Any]] = json.loads(one.notes)
+        for note in points:
+            selected = case.space.selected(parsed(case.space, note["point"]), "h200")
+            cubin, _ = compile_source(selected.emitted(), selected.arch, selected.allow)
+            note["predicted"] = predicted(selected, cubin, case.sizes)
+        timed = next(n for n, note in enumerate(points) if near(note["measured"], one.ours))
+        checks = {**one.checks, "predicted": round(points[timed]["predicted"], 1), "model": MODEL}
+        file = where / case.folder / "case.json" if where else None
+        if file is not None and file.is_file() and "measured" not in one.kernel:
+            first = json.loads(file.read_text())["points"][0]["point"]
+            if first != points[0]["point"]:
+                checks["first by this model"] = first
+        found.append(replace(one, checks=checks, notes=json.dumps(points)))
+        print(one.kernel, one.shape, checks.get("first by this model", ""), flush=True)
+    write_rows(RESULTS / "engine.json", found)
+
+
+def near(one: float, other: float) -> bool:
+    """Whether two times are the same figure, as it was rounded."""
+    return abs(one - other) <= 0.006
+
+
 def row(
     case: Case,
     note: Mapping[str, Any],
@@ -407,6 +453,7 @@ def row(
             "best timed": round(median[best], 1),
             "place of the best": int(best) + 1,
             "predicted": round(note["points"][int(ours)]["predicted"], 1),
+            "model": MODEL,
         },
         notes=json.dumps(
             [{**one, "measured": round(median[str(n)], 2)} for n, one in enumerate(note["points"])]
@@ -417,8 +464,8 @@ def row(
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path, nargs="+", help="a folder; merge: all files of rows")
+    parser.add_argument("what", choices=("build", "run", "merge", "recorded"))
+    parser.add_argument("where", type=Path, nargs="*", help="a folder; merge: all files of rows")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--effort", default="normal")
     parser.add_argument("--ablate", action="store_true", help="the engine without its parts")
@@ -432,6 +479,8 @@ def main() -> None:
     file = "engine_search.json" if args.ablate else "engine.json"
     if args.what == "merge":
         kb.merge(RESULTS / file, args.where)
+    elif args.what == "recorded":
+        recorded(args.where[0] if args.where else None)
     elif args.what == "build" and args.ablate:
         ablate(args.where[0], args.effort, args.cases)
     elif args.what == "build":
