@@ -20,19 +20,22 @@ Call = Callable[[], Any]
 
 def operands(torch: Any, tensors: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
     """q, k, v, dO, o: [tokens, heads, d] and lse: [heads, tokens] of tensors that are
-    [1, heads, tokens, d], o and lse as the forward pass gives them of each sequence, causal."""
-    forward = torch.ops.aten._scaled_dot_product_cudnn_attention
+    [1, heads, tokens, d], o and lse in fp32 of each sequence, causal."""
     parts = {name: x.split(list(lengths), 2) for name, x in tensors.items()}
-    found = [
-        forward(*(parts[name][s] for name in "qkv"), None, True, 0.0, True, False)
-        for s in range(len(lengths))
-    ]
-    out = torch.cat([x[0] for x in found], 2)
-    lse = torch.cat([x[1].reshape(x[0].shape[:3]) for x in found], 2)
+    found = [_causal(torch, *(parts[name][s] for name in "qkv")) for s in range(len(lengths))]
+    out, lse = (torch.cat(one, 2) for one in zip(*found, strict=True))
     flat = {name: x[0].transpose(0, 1).contiguous() for name, x in {**tensors, "o": out}.items()}
     ends = torch.tensor([0, *lengths]).cumsum(0)
     flat["lse"] = lse[0].float().contiguous()
     return flat | {"bounds": ends.int().to(out.device), "first": lengths[0], "most": max(lengths)}
+
+
+def _causal(torch: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """o and lse of one sequence."""
+    scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+    unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill_(unseen, -math.inf)
+    return (torch.softmax(scores, -1) @ v.float()).to(q.dtype), torch.logsumexp(scores, -1)
 
 
 def first_sequence(data: Mapping[str, Any]) -> dict[str, Any]:

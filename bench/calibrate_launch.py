@@ -40,6 +40,7 @@ from warploom.toolchain import find
 
 SHARED = 200 * 1024
 BURST, REST, BURSTS = 4e-3, 12e-3, 6
+LENGTHS = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)  # seconds of a launch
 SETTLE, ALONE = 0.25, 0.35
 DATA, NOISE = 1 << 30, 1 << 21  # bytes that copies read, of which so many are different
 KIB = 1024
@@ -99,17 +100,17 @@ extern "C" __global__ void stream(u64* out, int reps, const char* data, u32 byte
   }
   span.end(out);
 }
-// The same of tiles of 64 columns of a matrix: slot r of block b has columns 64 r on, and the 128
-// rows of the block's group in each of `boxes` matrices stacked on one another.
+// The same of tiles of 64 columns of a matrix: slot r of block b has columns 64 r + `first` on, and
+// the 128 rows of the block's group in each of `boxes` matrices stacked on one another.
 extern "C" __global__ void tiles(u64* out, int reps, const __grid_constant__ Map map, int rows,
-                                 int boxes, int columns, int share, int slots) {
+                                 int boxes, int columns, int share, int slots, int first) {
   extern __shared__ unsigned char raw[];
   __shared__ alignas(8) u64 full[8];
   u32 to = shared_base(raw), first_bar = address(&full[0]), bytes = rows * 128;
   if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) barrier_init(first_bar + 8 * s, 1);
   async_fence();
   Span span; span.begin();
-  int slot = 0, phase = 1, x = 0, y = blockIdx.x / share * rows * boxes;
+  int slot = 0, phase = 1, x = first, y = blockIdx.x / share * rows * boxes;
   for (int r = 0; r < reps + slots; ++r) {
     u32 bar = first_bar + 8 * slot;
     if (r >= slots && !wait(bar, phase)) break;
@@ -119,7 +120,7 @@ extern "C" __global__ void tiles(u64* out, int reps, const __grid_constant__ Map
         tensor_load(to + (slot * boxes + b) * bytes, &map, x, y + b * rows, bar);
     }
     x += 64;
-    if (x >= columns) x = 0;
+    if (x + 64 > columns) x = first;
     if (++slot == slots) { slot = 0; phase ^= 1; }
   }
   span.end(out);
@@ -429,15 +430,19 @@ def power_probes(sms: int, data: int, encode: Any) -> list[Probe]:
     return found
 
 
-def _tiles(encode: Any, data: int, pitch: int, boxes: int, slots: int, share: int) -> Probe:
-    """A ring of tiles of 128 x 64 elements of two bytes; `pitch` is of their matrices, in bytes."""
+def _tiles(
+    encode: Any, data: int, pitch: int, boxes: int, slots: int, share: int, first: int = 0
+) -> Probe:
+    """A ring of tiles of 128 x 64 elements of two bytes; `pitch` is of their matrices, in bytes,
+    and tiles begin so many elements into a row."""
     rows = 128
     high = -(-132 // share) * rows * boxes
     plan = TensorMap("data", (pitch // 2, high), (pitch,), (64, rows), swizzle=128)
     encoded = encode(plan, "bf16", data)
     columns = pitch // 2 // 64 * 64
-    given = (encoded, i32(rows), i32(boxes), i32(columns), i32(share), i32(slots))
+    given = (encoded, i32(rows), i32(boxes), i32(columns), i32(share), i32(slots), i32(first))
     name = f"{slots} x {16 * boxes} KiB of tiles, rows of {pitch} B, shared by {share}"
+    name += f", from element {first}" * bool(first)
     return Probe(name, "tiles", {"copied": 16.0 * boxes}, 1, 0, given)
 
 
@@ -534,6 +539,9 @@ def copy_probes(data: int, encode: Any) -> list[Probe]:
                 _tiles(encode, data, pitch, boxes, slots, share)
                 for share in ((1, 11, 132) if slots in (1, 4) else (11,))
             ]
+    for pitch, first in ((8192, 8), (8192, 16), (8208, 8)):
+        for slots in (1, 2, 3, 4):
+            found.append(_tiles(encode, data, pitch, 3, slots, 11, first))
     for kib in (16, 32):
         arguments = (u64(data), i32(kib * KIB), i32(4))
         found.append(
@@ -658,6 +666,20 @@ def launches(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def long_bursts(bench: Bench) -> list[dict[str, Any]]:
+    """The mean clock of matmuls in launches of several lengths, each after a rest."""
+    probe = next(p for p in power_probes(bench.sms, bench.data, bench.device.tensor_map)[1:2])
+    rows: list[dict[str, Any]] = []
+    for seconds in LENGTHS:
+        reps, mhz = bench.reps(probe, seconds), list[float]()
+        for _ in range(3):
+            time.sleep(REST)
+            mhz.append(bench.once(probe, reps)[1])
+        rows.append({"name": probe.name, "seconds": seconds, "mhz": statistics.median(mhz)})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 def paces(bench: Bench) -> list[dict[str, Any]]:
     """Cycles a step of rings of products, of all blocks."""
     rows: list[dict[str, Any]] = []
@@ -699,6 +721,7 @@ def measure(cubin: Path, out: Path) -> None:
     found["launches"] = launches(bench)
     found["copies"] = copies(bench)
     found["paces"] = paces(bench)
+    found["long bursts"] = long_bursts(bench)
     write_text_atomically(out, json.dumps(found, indent=1) + "\n")
     found["power"] = power(bench, meter)
     write_text_atomically(out, json.dumps(found, indent=1) + "\n")
@@ -713,6 +736,8 @@ UNITS |= {"stored": 1024.0}  # bytes of an event, where the energy is of a byte
 SECTOR = 32  # bytes
 # Rings of two slots and more, of neighbours that read the same rows of tiles.
 RING_OF_TILES = re.compile(r"[2-9] x 48 KiB of tiles, rows of (\d+) B, shared by (?:11|132)$")
+# Rings at the pace of matmuls: rows of a slot, columns of the operands.
+PACED = re.compile(r"\d slots of (\S+) rows, .* tasks of (\d+) in bands")
 CAPPED = 1780.0  # MHz: matmuls run at less only under the limit
 
 
@@ -757,9 +782,10 @@ def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, float]:
-    """Energies of matmuls of other types, and the share of what SMs ask for in common that L2 reads
-    for each of them, from a run of the kernels on any card: beside its own matmuls in bf16, and its
-    own rings that share all or nothing. `known` is of `fit`; cards differ by a few per cent."""
+    """Energies of matmuls of other types and of DRAM's bytes that SMs ask for in common, and the
+    share of common bytes that L2 reads for each of them, from a run of the kernels on any card:
+    beside its own matmuls in bf16, and its own rings that share all or nothing. `known` is of
+    `fit`; cards differ by a few per cent."""
     rows = {row["name"]: row for row in raw["power"]}
     static = rows["asleep"]["watts"]
     boost = max(row["mhz"] for row in raw["power"])
@@ -779,13 +805,20 @@ def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, floa
         found[kind] = (whole * each(row) / each(wide) - operands) / row["events"][kind]
     of_a_kib = {name: each(row) / row["events"].get("copied", 1.0) for name, row in rows.items()}
     shared, apart = of_a_kib["from L2, shared by 12"], of_a_kib["from L2"]
-    again: list[float] = []
+    again, far = list[float](), list[float]()
+    near: dict[str, float] = {}  # pJ of a KiB, by the rows of a slot
     for name, row in rows.items():
-        if "slots of" in name and "together" not in name and f" of {NEAR[0].columns} " in name:
-            different = row["events"]["distinct"] / row["events"]["copied"]
+        if not (of := PACED.match(name)) or "together" in name:
+            continue
+        different = row["events"]["distinct"] / row["events"]["copied"]
+        if int(of[2]) < FAR[0].columns:
             read = (of_a_kib[name] - shared) / (apart - shared)
             again.append((read - different) / (1.0 - different))
-    return found | {"read_again": statistics.median(again)}
+            near[of[1]] = of_a_kib[name]
+        elif of[1] in near:
+            far.append((of_a_kib[name] - near[of[1]]) / different / KIB)
+    found["read_again"] = statistics.median(again)
+    return found | ({"dram_shared": statistics.median(far)} if far else {})
 
 
 def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:

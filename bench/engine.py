@@ -3,6 +3,9 @@
     python -m bench.engine build DIR --seed N  search without a GPU, build what it found
     python -m bench.engine run DIR --out OUT   on a GPU machine: rows of claim `engine-user`
     python -m bench.engine merge FILES         into bench/results/engine.json, for older rows
+    python -m bench.engine recorded [DIR]      these rows with what the model says now of the
+                                               points that were timed; those of a search by it,
+                                               built in DIR, say which it puts first
 
 Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed; and
 the GEMM benchmark's other element types and epilogues, whose textbook is the library's. The
@@ -37,28 +40,26 @@ from typing import Any
 from bench import engine_model, gemm_cases, sitting
 from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
-from warploom.autosched.plans import ADDING
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
-from warploom.codegen.compile.build import Built
-from warploom.codegen.compile.build import build as build_kernel
+from warploom.codegen.compile.build import Built, compile_source
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.outcome import Outcome, bound_of, bounds_of, told
 from warploom.engine.points import Space
 from warploom.engine.search import KNOWN, SECONDS, SOLVED_OF, search
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, write_rows
+from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneSettings
-from warploom.kernels.gemm.program import GemmConfig, combine, gemm
+from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.select import select
-from warploom.perf.launch_time import Launch, at_bounds
+from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import replay
-from warploom.rewrites.rules import Form
+from warploom.rewrites.rules import RULES, Form
 from warploom.runtime.stats import median_interval
 from warploom.tile import DType
 
@@ -74,10 +75,11 @@ FAR = 0.02  # of a result from another kernel's, over its largest element
 WRONG = 0.01  # of drawn rows from float64, in norm
 DRAWN = 64  # rows of a result that are compared with float64
 TABLE = "tuned table"
-TABLES = ("tuned_table", "tuned_table_sums")  # folders of what it chooses
+CHOSEN = "tuned_table"  # the folder of what it chooses
 WHOLE, NO_MACHINE_CODE, NO_REPLAY = "engine", "without machine-code search", "without replay"
 NO_REWRITES, NO_SOLVER = "without rewrites", "without solved orders"
 ABLATED = (WHOLE, NO_MACHINE_CODE, NO_REPLAY, NO_REWRITES, NO_SOLVER)
+SEED = 20261128  # of the drawn shapes of the rows
 TUNED_SECONDS = 60.0  # of the search through a winner's machine code
 
 
@@ -165,21 +167,17 @@ class Case:
         causal = str(bool(self.known["causal"])).lower()
         return Space(ATTENTION, {"dim": str(self.known["d"]), "causal": causal})
 
-    def library(self) -> tuple[list[Built], int]:
-        """What the tuned table chooses: a kernel or, where a workspace between two is faster, that
-        of so many slices and what adds them up."""
+    def library(self) -> Built:
+        """What the tuned table chooses, where that is faster in parts that a second kernel adds
+        up."""
         if self.name == "gemm" and not self.kind:
             choice = choose_gemm(*(self.known[name] for name in "mnk"), sliced=True)
-            config = choice.config(GemmConfig())
-            if config.workspace:
-                first = build_kernel(gemm(config), choice.schedule(config))
-                second = build_kernel(combine(config), ADDING)
-                return [first, second], config.slices
+            return choice.selected(GemmConfig()).build()
         settings = {key: str(size) for key, size in self.sizes.items()} | self.settings
         if self.name == "attention":
             settings["head_dim"] = settings.pop("d")
             settings["causal"] = str(bool(self.known["causal"])).lower()
-        return [select(self.name, settings).build()], 0
+        return select(self.name, settings).build()
 
 
 def cases(seed: int, only: Sequence[str] = ()) -> dict[str, Case]:
@@ -275,36 +273,18 @@ def ablated(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
 
 
 def measured(
-    torch: Any,
-    case: Case,
-    built: Mapping[str, Built],
-    right: str,
-    after: Built | None = None,
-    slices: int = 0,
+    torch: Any, case: Case, built: Mapping[str, Built], right: str
 ) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
     """Microseconds of kernels in shuffled rounds of bursts, with the one that is `right` once more
     as a control; how far each one's result is from that one's, over its largest element; and each
-    one's relative error in places compared with float64. `after` adds up the slices of a sum that
-    the right one leaves."""
+    one's relative error in places compared with float64."""
     torch.manual_seed(0)
     arrays = arrays_of(torch, case)
-    if after is not None:
-        m, n = (case.known[name] for name in "mn")
-        arrays["parts"] = torch.empty(slices, m, n, device="cuda")
     results: dict[str, Any] = {}
 
     def call(name: str) -> Any:
-        launched = [built[name], *([after] if after is not None and name == right else [])]
-        kernels = [
-            (one.kernel(), {own.name: arrays[own.name] for own in one.interface.arrays})
-            for one in launched
-        ]
-
-        def run() -> None:
-            for kernel, own in kernels:
-                kernel(own, stream=int(torch.cuda.current_stream().cuda_stream))
-
-        return run
+        kernel, own = built[name].kernel(), {one: arrays[one] for one in built[name].taken}
+        return lambda: kernel(own, stream=int(torch.cuda.current_stream().cuda_stream))
 
     calls = {name: call(name) for name in built}
     at, expected = exact(torch, case, arrays)
@@ -364,12 +344,10 @@ def build(out: Path, effort: str, some: Mapping[str, Case], timed: int) -> None:
         for number, found in enumerate(explored.forms(timed)):
             case.space.selected(found.point, "h200").build().write(folder / str(number))
             rows.append({"point": str(found.point), "predicted": found.microseconds})
-        library, slices = case.library()
-        for one, name in zip(library, TABLES, strict=False):
-            one.write(folder / name)
+        library = case.library()
+        library.write(folder / CHOSEN)
         note = {
-            "compiler": library[0].resources.compiler,
-            "slices": slices,
+            "compiler": library.resources.compiler,
             "points": rows,
             "tried": len(explored.found),
             "pruned": explored.pruned,
@@ -384,9 +362,8 @@ def rows(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
     note: dict[str, Any] = json.loads((folder / "case.json").read_text())
     names = [str(n) for n in range(len(note["points"]))]
     built = {name: Built.read(folder / name) for name in names}
-    built[TABLE] = Built.read(folder / TABLES[0])
-    after = Built.read(folder / TABLES[1]) if (folder / TABLES[1]).is_dir() else None
-    samples, off, errors = measured(torch, case, built, TABLE, after, note["slices"])
+    built[TABLE] = Built.read(folder / CHOSEN)
+    samples, off, errors = measured(torch, case, built, TABLE)
     right = all(one < FAR for one in off.values()) and all(one < WRONG for one in errors)
     seen: dict[str, Any] = {"numerics": "pass" if right else "fail", "error": f"{max(errors):.1e}"}
     yield row(case, note, samples, "0", {**seen, "points tried": note["tried"]})
@@ -398,6 +375,48 @@ def rows(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
         seen["points measured"] = len(names)
         one = row(case, note, rest, best, {**seen, "points tried": note["tried"]})
         yield replace(one, kernel=f"{one.kernel}, measured")
+
+
+def parsed(space: Space, text: str) -> Point:
+    """A point from its words."""
+    words = text.split()
+    order = next(n for n, word in enumerate(words) if "=" not in word and word not in RULES)
+    settings = (word.partition("=") for word in words[:order] if "=" in word)
+    rules = tuple(word for word in words[:order] if word in RULES)
+    pairs = tuple((name, value) for name, _, value in settings)
+    return Point(pairs, rules, words[order], tuple(words[order + 1 :]))
+
+
+def recorded(where: Path | None) -> None:
+    """The rows with what the model says now of every point that was timed, and which model said it;
+    those of which a search by it, built in a folder, puts another one first say so."""
+    known = {(one.name, *one.types): one for one in cases(SEED).values()}
+    found: list[Evidence] = []
+    for one in read_rows(RESULTS / "engine.json"):
+        if one.checks.get("model") == MODEL:
+            found.append(one)
+            continue
+        case = known[one.kernel.split()[1].rstrip(","), one.shape, one.dtype]
+        points: list[dict[str, Any]] = json.loads(one.notes)
+        for note in points:
+            selected = case.space.selected(parsed(case.space, note["point"]), "h200")
+            cubin, _ = compile_source(selected.emitted(), selected.arch, selected.allow)
+            note["predicted"] = predicted(selected, cubin, case.sizes)
+        timed = next(n for n, note in enumerate(points) if near(note["measured"], one.ours))
+        checks = {**one.checks, "predicted": round(points[timed]["predicted"], 1), "model": MODEL}
+        file = where / case.folder / "case.json" if where else None
+        if file is not None and file.is_file() and "measured" not in one.kernel:
+            first = json.loads(file.read_text())["points"][0]["point"]
+            if first != points[0]["point"]:
+                checks["first by this model"] = first
+        found.append(replace(one, checks=checks, notes=json.dumps(points)))
+        print(one.kernel, one.shape, checks.get("first by this model", ""), flush=True)
+    write_rows(RESULTS / "engine.json", found)
+
+
+def near(one: float, other: float) -> bool:
+    """Whether two times are the same figure, as it was rounded."""
+    return abs(one - other) <= 0.006
 
 
 def row(
@@ -434,6 +453,7 @@ def row(
             "best timed": round(median[best], 1),
             "place of the best": int(best) + 1,
             "predicted": round(note["points"][int(ours)]["predicted"], 1),
+            "model": MODEL,
         },
         notes=json.dumps(
             [{**one, "measured": round(median[str(n)], 2)} for n, one in enumerate(note["points"])]
@@ -444,8 +464,8 @@ def row(
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path, nargs="+", help="a folder; merge: all files of rows")
+    parser.add_argument("what", choices=("build", "run", "merge", "recorded"))
+    parser.add_argument("where", type=Path, nargs="*", help="a folder; merge: all files of rows")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--effort", default="normal")
     parser.add_argument("--ablate", action="store_true", help="the engine without its parts")
@@ -459,6 +479,8 @@ def main() -> None:
     file = "engine_search.json" if args.ablate else "engine.json"
     if args.what == "merge":
         kb.merge(RESULTS / file, args.where)
+    elif args.what == "recorded":
+        recorded(args.where[0] if args.where else None)
     elif args.what == "build" and args.ablate:
         ablate(args.where[0], args.effort, args.cases)
     elif args.what == "build":

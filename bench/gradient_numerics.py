@@ -125,8 +125,9 @@ def judged(torch: Any, got: Any, want: Any) -> tuple[float, bool, int]:
     return *measure(torch, got, want), int((finite & ~torch.isfinite(got)).sum())
 
 
-def case(name: str, rounds: int, out: Path, limit: float) -> dict[str, Any]:
-    """One head size and mask on all patterns; none begins behind the time `limit`."""
+def case(name: str, rounds: int, out: Path, limit: float, alone: bool) -> dict[str, Any]:
+    """One head size and mask on all patterns; none begins behind the time `limit`. `alone`: without
+    the libraries."""
     del rounds
     torch = kb.load_torch()
     depth, mask = name.split()
@@ -136,7 +137,10 @@ def case(name: str, rounds: int, out: Path, limit: float) -> dict[str, Any]:
             continue
         if time.time() > limit:
             break
-        row = {"name": name, "pattern": pattern, **one(torch, int(depth), mask, pattern, change)}
+        tried = functions(torch, mask == "causal")
+        tried = {OURS: tried[OURS]} if alone else tried
+        found = one(torch, int(depth), mask, pattern, change, tried)
+        row = {"name": name, "pattern": pattern, **found}
         done += 1
         with (out / LINES).open("a") as lines:
             lines.write(json.dumps({**row, "env": env}) + "\n")
@@ -144,7 +148,12 @@ def case(name: str, rounds: int, out: Path, limit: float) -> dict[str, Any]:
 
 
 def one(
-    torch: Any, depth: int, mask: str, pattern: str, change: Callable[[Gradients], object]
+    torch: Any,
+    depth: int,
+    mask: str,
+    pattern: str,
+    change: Callable[[Gradients], object],
+    tried: Mapping[str, Function],
 ) -> dict[str, Any]:
     """What every library gives of one pattern, and which refused it."""
     causal = mask == "causal"
@@ -159,7 +168,7 @@ def one(
     want = reference(torch, v, causal)
     found: dict[str, dict[str, tuple[float, bool, int]]] = {}
     refused: dict[str, str] = {}
-    for library, function in functions(torch, causal).items():
+    for library, function in tried.items():
         if library == CUDNN and count != keys:
             continue  # its first row sees one key, where our last one sees all
         try:
@@ -211,11 +220,16 @@ def row_of(row: Mapping[str, Any]) -> Evidence:
 
 
 def rows_of(files: list[Path]) -> list[Evidence]:
-    """The rows of the lines of runs, a later one in place of an earlier."""
-    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    rows = {(line["name"], line["pattern"]): row_of(line) for line in lines}
+    """The rows of the lines of runs; what a later one has of a pattern replaces what was there. The
+    inputs of a pattern are the same in every run."""
+    kept: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in (json.loads(line) for path in files for line in path.read_text().splitlines()):
+        row = kept.setdefault((line["name"], line["pattern"]), {**line, "found": {}, "refused": {}})
+        row["found"] |= line["found"]
+        row["refused"] |= line["refused"]
+        row["env"] = line["env"]
     order = list(NAMES)
-    return sorted(rows.values(), key=lambda row: order.index(" ".join(row.kernel.split()[1:])))
+    return [row_of(row) for row in sorted(kept.values(), key=lambda row: order.index(row["name"]))]
 
 
 def narrow(torch: Any) -> list[dict[str, Any]]:
@@ -259,6 +273,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/results"))
     parser.add_argument("--only", default="", help="run cases that contain one of these")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds of all of a run")
+    parser.add_argument("--alone", action="store_true", help="without the libraries")
     parser.set_defaults(rounds=0)
     args = parser.parse_args()
     if args.mode == "merge":
@@ -272,7 +287,8 @@ def main() -> None:
         return
     wished = args.only.split(",")
     args.out.mkdir(parents=True, exist_ok=True)
-    ran = functools.partial(case, out=args.out, limit=time.time() + args.limit)
+    limit = time.time() + args.limit
+    ran = functools.partial(case, out=args.out, limit=limit, alone=args.alone)
     kb.run_workers(ran, args, [n for n in NAMES if any(o in n for o in wished)])
     rows = rows_of([args.out / LINES]) if (args.out / LINES).is_file() else []
     print(kb.table([["kernel", "pattern", "ours", FA4, "ratio", "specials"], *map(_line, rows)]))

@@ -220,6 +220,7 @@ def that_runs(torch: Any, make: Callable[[], Callable[[], Any]]) -> dict[str, Ca
             refusing.TRITON_ABOVE_3_7_1 = True
             name = REFUSED
             call()
+        call()  # what a first call leaves behind is not captured
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             call()
     except (ImportError, RuntimeError, TypeError, ValueError) as error:

@@ -200,7 +200,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     args = parser.parse_args()
     if args.what == "merge":
-        write_rows(RESULTS, [row for file in args.files for row in read_rows(file)])
+        fresh = [row for file in args.files for row in read_rows(file)]
+        shapes = {row.shape for row in fresh}
+        write_rows(RESULTS, [*fresh, *(r for r in read_rows(RESULTS) if r.shape not in shapes)])
         return
     import torch  # noqa: PLC0415
 

@@ -194,6 +194,7 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "measured": lambda rows: [row for row in rows if row.kernel.endswith(", measured")],
     "behind": lambda rows: [row for row in rows if verdict(row) in ("behind", "wrong")],
     "gemm": named("gemm"),
+    "grouped": named("grouped", "rows8"),
     "attention": named("attention"),
 }
 CHECK = "check:"

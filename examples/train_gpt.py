@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,20 @@ def sums(count: int, generator: torch.Generator) -> str:
     return "".join(f"{a}+{b}={a + b};" for a, b in pairs)[:count]
 
 
+@cache
+def angles(rows: int, d: int, like: tuple[torch.device, torch.dtype]) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles by which every row turns, `[rows, d / 2]`."""
+    turns = torch.arange(rows)[:, None] * 10000.0 ** -(torch.arange(0, d, 2) / d)
+    return turns.cos().to(*like), turns.sin().to(*like)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Queries or keys turned by their place (rotary embedding), so that scores see distances."""
+    cos, sin = angles(*x.shape[-2:], (x.device, x.dtype))
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
 class Block(nn.Module):
     """Attention and a feed-forward layer, each added to what it reads."""
 
@@ -45,7 +60,9 @@ class Block(nn.Module):
         batch, rows, width = x.shape
         packed = self.qkv(self.norms[0](x)).view(batch, rows, 3, self.heads, -1)
         q, k, v = packed.permute(2, 0, 3, 1, 4)
-        mixed = self.attention(q, k, v).transpose(1, 2).reshape(batch, rows, width)
+        mixed = (
+            self.attention(rotated(q), rotated(k), v).transpose(1, 2).reshape(batch, rows, width)
+        )
         x = x + self.out(mixed)
         return x + self.down(functional.gelu(self.up(self.norms[1](x))))
 
@@ -53,9 +70,9 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Letters to logits of the next letter."""
 
-    def __init__(self, rows: int, width: int, heads: int, depth: int, attention: Attention) -> None:
+    def __init__(self, width: int, heads: int, depth: int, attention: Attention) -> None:
         super().__init__()
-        self.letters, self.places = nn.Embedding(len(LETTERS), width), nn.Embedding(rows, width)
+        self.letters = nn.Embedding(len(LETTERS), width)
         self.blocks = nn.Sequential(*(Block(width, heads, attention) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LETTERS))
         for weights in self.parameters():
@@ -63,14 +80,13 @@ class Gpt(nn.Module):
                 nn.init.normal_(weights, std=SPREAD)
 
     def forward(self, text: Tensor) -> Tensor:
-        places = torch.arange(text.shape[1], device=text.device)
-        return self.head(self.norm(self.blocks(self.letters(text) + self.places(places))))
+        return self.head(self.norm(self.blocks(self.letters(text))))
 
 
 def train(attention: Attention, steps: int, options: argparse.Namespace) -> dict[str, Any]:
     """Losses of every step, and tokens a second."""
     torch.manual_seed(options.seed)
-    model = Gpt(options.rows, options.width, options.heads, options.depth, attention)
+    model = Gpt(options.width, options.heads, options.depth, attention)
     model.to(options.device)
     tuner = torch.optim.AdamW(model.parameters(), lr=RATE)
     generator = torch.Generator().manual_seed(options.seed)

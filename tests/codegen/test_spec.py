@@ -16,7 +16,9 @@ from warploom.codegen.ir.spec import RULES, verify
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import PASSES, START, lower, verified
 from warploom.errors import CheckFailed
-from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
+from warploom.kernels.recurrent import solved
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.tile import BF16
 
 OVERLAP = {"overlap_next_task": True, "task_rings": {"q_t": 2}}
 
@@ -32,9 +34,11 @@ def stages_apart():
 
 
 def staged():
-    """A delta rule: four tiles of a group's own, of which one is written twice."""
-    config = RecurrentConfig("none", delta=True)
-    return (program := recurrent(config)), schedule_for(program, default_policy(config))
+    """Chunks under the delta rule with decays of channels: one of a group's own tiles is written
+    three times."""
+    config = RecurrentConfig("channel", delta=True, gates=BF16)
+    program, policy = list(solved.kernels(config))[1]
+    return program, schedule_for(program, policy)
 
 
 CASES = {
@@ -155,10 +159,10 @@ FAULTS = {
         ("tiny, turns", "early_end", r" *empty\n *TurnWait\n *TurnPass\n", ""),
     ],
     "a group's own shared memory": [
-        ("staged", LAST, " *FencedGroupSync\n", "", number) for number in range(3)
+        ("staged", LAST, " *FencedGroupSync\n", "", number) for number in range(1, 4)
     ]
     + [
-        ("staged", LAST, "FencedGroupSync", "GroupSync"),
+        ("staged", LAST, "FencedGroupSync", "GroupSync", 1),
         ("staged", LAST, r" +GroupSync\n", ""),
         ("staged", LAST, r" +GroupSync\n", "", 1),
         ("staged", LAST, r"( +GroupSync\n)( *Run \S+\n)", r"\2\1"),

@@ -39,7 +39,13 @@ from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.machine import load
-from warploom.perf.launch_time import WAVES, Launch, LaunchTime, _makespan, why_slower
+from warploom.perf.launch_time import (
+    WAVES,
+    Launch,
+    LaunchTime,
+    _makespan,
+    why_slower,
+)
 from warploom.perf.replay import Ends, Prediction, Replay, matmul_of
 
 FILE = "examples/textbook_attention.py:kernel"
@@ -442,12 +448,46 @@ def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     )
     on_chip = steps * (3145 * 1024 + 10.5 * 80e3 + 278 * 100 + 16.9 * 40e3 + read * (29.5 - 16.9))
     on_chip += 8192 * 8192 * 2 * 35
-    far = launch.traffic * 84
+    # Both operands are shared by rows or columns of tiles: their bytes go to both parts of L2.
+    stored, shared = 8192 * 8192 * 2, launch.shared
+    assert 0.8 < shared < 1.0
+    far = stored * 84 + (launch.traffic - stored) * (148 * shared + 84 * (1 - shared))
     joules = 1e-12 * (on_chip * (short.mhz / 1980) ** 1.8 + far)
     assert 123 + joules / (short.microseconds * 1e-6) == pytest.approx(891, rel=0.01)
     alone = replace(launch, limit="power.limit").time(replayed(cycles, Ends(), events))
     joules = 1e-12 * (on_chip * (alone.mhz / 1980) ** 1.8 + far)
     assert 123 + joules / (alone.microseconds * 1e-6) == pytest.approx(700, rel=0.01)
+
+
+def test_rows_that_begin_inside_of_a_sector_come_slowly() -> None:
+    """Tiles 200 elements wide: every other one begins 16 B into a sector."""
+    space, sizes = Space("gemm", {}), {"m": 4096, "n": 4000, "k": 4096}
+
+    def links(columns: int, **other: int) -> set[int]:
+        point = Point((("tile", f"256,{columns}"),), (), "lcsf-early", ("groups=2",))
+        laid_out = space.laid_out(space.rewritten(point), point)
+        launch = Launch(*laid_out, sizes | other, "h200")
+        (cycles,) = launch.link
+        return {round(float(one)) for one in cycles}
+
+    even, odd = sorted(links(200))
+    assert even > 0 and odd > 2 * even
+    assert len(links(192)) == 1 and len(links(208)) == 1
+    (every,) = links(200, n=4008)  # rows of the array do, half of them in every tile
+    assert even < every < odd
+
+
+def test_sums_that_a_cluster_exchanges_take_their_time() -> None:
+    space, sizes = Space("gemm", {}), {"m": 256, "n": 256, "k": 8192}
+
+    def tail(parts: int) -> tuple[float, float]:
+        point = Point((("tile", "64,64"),), (), "inflight", (f"slices={parts}",))
+        launch = Launch(*space.laid_out(space.rewritten(point), point), sizes, "h200")
+        return launch.frame.exchanged, launch._ends(Ends())
+
+    (few, short), (many, long) = tail(2), tail(8)
+    assert few == 64 * 32 * 4 and many == 7 * 64 * 8 * 4
+    assert long - short == pytest.approx((many - few) / 14.1 - 64 * 24 * 2 / 1024 * 50.9, rel=0.01)
 
 
 def test_the_energy_of_a_launch_goes_with_what_it_multiplies_and_asks_l2_for() -> None:

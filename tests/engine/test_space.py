@@ -156,6 +156,7 @@ def test_a_kernel_and_what_goes_on_from_it_lie_in_one_folder(tmp_path):
     replace(unbuilt(selected), after=unbuilt(selected.after)).write(tmp_path)
     found = Built.read(tmp_path)
     assert found.after is not None and found.after.source.name == "combine_kernel"
+    assert found.taken == {"a", "b", "c"} and found.after.taken == {"parts", "c"}
     (tmp_path / "after" / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"no manifest\.json"):
         Built.read(tmp_path)

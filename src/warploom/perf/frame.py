@@ -8,6 +8,7 @@ from functools import cached_property
 from math import prod
 
 from warploom.codegen.analysis.multicast import is_multicast
+from warploom.codegen.ir.layout import padded
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.rewrites.split_sums import leaves_sums
 from warploom.tile import Index, Loop, Op, Program
@@ -46,11 +47,12 @@ class Frame:
 
     @cached_property
     def asked(self) -> tuple[float, ...]:
-        """Bytes of each strip that a block asks for itself, of what comes to its SM."""
+        """Bytes of each strip that a block asks for itself, of what comes to its SM: the last panel
+        of rows that do not fill it comes whole."""
         blocks = self.plan.cluster[1]
         shared = (is_multicast(self.program, self.plan, strip.op) for strip in self.strips)
         return tuple(
-            strip.bytes / (blocks if one else 1) * self.plan.resident
+            copied_of(strip.op) / (blocks if one else 1) * self.plan.resident
             for strip, one in zip(self.strips, shared, strict=True)
         )
 
@@ -69,6 +71,17 @@ class Frame:
     def handed_on(self) -> float:
         """Of them bytes of sums that a second kernel adds up (`rewrites.split_sums`)."""
         return self.stored if leaves_sums(self.program) else 0.0
+
+    @cached_property
+    def exchanged(self) -> float:
+        """Bytes of sums that a task gets from others of its cluster."""
+        return float(
+            sum(
+                (int(op.value or 1) - 1) * prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+                for op in self.program.ops()
+                if op.kind == "reduce_scatter" and op.dst is not None
+            )
+        )
 
     @cached_property
     def waited(self) -> int:
@@ -93,6 +106,15 @@ def loads_of(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
 
     visit(program.body, ())
     return found
+
+
+def copied_of(op: Op) -> int:
+    """Bytes that its copies bring, those of the columns beyond it in its last panel included."""
+    assert op.dst is not None
+    kind = op.dst.type
+    if len(kind.axes) != 2:
+        return bytes_of(op)
+    return kind.shape[0] * padded(kind.shape[1], kind.dtype.bytes) * kind.dtype.bytes
 
 
 def bytes_of(op: Op) -> int:

@@ -44,7 +44,7 @@ from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"11.{RULES}"
+MODEL = f"14.{RULES}"
 PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
@@ -235,6 +235,14 @@ class Launch:
         }
 
     @cached_property
+    def shared(self) -> float:
+        """Of the bytes that are loaded, the share that several SMs ask for at a time: those come
+        from DRAM to both parts of L2."""
+        sizes = {s.op.label: float(s.bytes * np.sum(self._times(s))) for s in self.strips}
+        apart = sum(size * self.apart[name] for name, size in sizes.items())
+        return 1.0 - apart / (sum(sizes.values()) or 1.0)
+
+    @cached_property
     def read(self) -> Mapping[str, float]:
         """Of each load, the share of what all SMs ask for at a time that L2 reads: what is
         different, and of the rest a part for each of them, as they do not ask at the same time."""
@@ -244,38 +252,59 @@ class Launch:
     def rates(self) -> Rates:
         """Of each load the cycles in which an SM gets a KiB, while all of them load: as fast as its
         own way takes them, or as L2 reads for all, whichever takes longer for the loads of a
-        loop."""
-        table, sizes = costs(self.gpu), dict(zip(self.strips, self.frame.asked, strict=True))
+        loop; tasks on average."""
         found: dict[str, float] = {}
         for loop in {strip.loops[-1:] for strip in self.strips}:
-            strips = [strip for strip in self.strips if strip.loops[-1:] == loop]
-            own, every = dict[str, float](), dict[str, float]()
-            for one in strips:
-                every[one.op.label] = table.value("load.per_kib_all") * self.read[one.op.label]
-                # As slow as the probe's slowest ring: at its median, GEMMs of such rows were
-                # predicted 10 to 20 % too fast.
-                ragged = table.at("high").value("load.per_kib_ragged")
-                own[one.op.label] = ragged if self._ragged(one.op) else table.value("load.per_kib")
+            sizes = {
+                strip.op.label: size
+                for strip, size in zip(self.strips, self.frame.asked, strict=True)
+                if strip.loops[-1:] == loop
+            }
+            own = {name: float(np.mean(self._own[name])) for name in sizes}
+            every = {name: self._every[name] for name in sizes}
 
-            def whole(rates: Rates, strips: Sequence[Strip] = strips) -> float:
-                return sum(sizes[one] * rates[one.op.label] for one in strips)
+            def whole(rates: Rates, sizes: Mapping[str, float] = sizes) -> float:
+                return sum(size * rates[name] for name, size in sizes.items())
 
             found |= max(own, every, key=whole)
         return found
 
-    def _ragged(self, op: Op) -> bool:
-        """Whether rows of the array begin inside of a sector."""
-        assert op.array is not None
-        return self.sizes[op.array.dims[-1]] * op.array.dtype.bytes % SECTOR > 0
+    @cached_property
+    def _every(self) -> Mapping[str, float]:
+        """Cycles of a KiB of each load, as L2 reads for all SMs."""
+        rate = costs(self.gpu).value("load.per_kib_all")
+        return {strip.op.label: rate * self.read[strip.op.label] for strip in self.strips}
 
     @cached_property
-    def link(self) -> list[float]:
-        """Cycles in which an iteration's loads of each loop come to an SM."""
-        found, rates = [0.0] * len(self.trips), self.rates()
+    def _own(self) -> Mapping[str, Numbers | float]:
+        """Cycles of a KiB of each load of each task, as they come to one SM."""
+        table = costs(self.gpu)
+        rate = table.value("load.per_kib")
+        # As slow as the probe's slowest ring, in which half of the rows begin inside of a sector:
+        # at its median, GEMMs of such rows were predicted 10 to 20 % too fast.
+        slow = 2.0 * (table.at("high").value("load.per_kib_ragged") - rate)
+        return {strip.op.label: rate + slow * self._inside(strip.op) for strip in self.strips}
+
+    def _inside(self, op: Op) -> Numbers | float:
+        """The share of the rows of each task's tile that begin inside of a sector: half where rows
+        of the array do, else all where its tile does."""
+        assert op.array is not None
+        size, start = op.array.dtype.bytes, op.spans[-1].start
+        if self.sizes[op.array.dims[-1]] * size % SECTOR:
+            return 0.5
+        if start.symbols() - self.known.keys():
+            return 0.0  # where it begins is not known before a task reads it
+        return np.asarray(_value(start, self.known) * size % SECTOR > 0, float)
+
+    @cached_property
+    def link(self) -> list[Numbers]:
+        """Cycles in which an iteration's loads of each loop come to an SM, by task."""
+        own, every = ([np.zeros(len(self.order)) for _ in self.trips] for _ in range(2))
         for strip, size in zip(self.strips, self.frame.asked, strict=True):
             for loop in strip.loops[-1:]:
-                found[loop] += size / KIB * rates[strip.op.label]
-        return found
+                own[loop] += size / KIB * self._own[strip.op.label]
+                every[loop] += size / KIB * self._every[strip.op.label]
+        return [np.maximum(*pair) for pair in zip(own, every, strict=True)]
 
     @property
     def loaded(self) -> float:
@@ -396,7 +425,9 @@ class Launch:
         (which was predicted 2.5 % too fast beside panels, for GEMM of 4096 and RMSNorm and linear,
         as long as that code was taken to run meanwhile)."""
         store = self.frame.stored / KIB * costs(self.gpu).value("store.per_kib_all")
-        return _of_a_task(ends, self._fill()) + store
+        shared = self.frame.exchanged
+        shared = shared / self.machine.value("cluster.exchange") if shared else 0.0
+        return _of_a_task(ends, self._fill()) + store + shared
 
     def _fill(self) -> float:
         """Cycles until what is loaded once a task is there, where its slot has to be free first."""
@@ -445,7 +476,9 @@ class Launch:
         boost = machine.value("clock.boost")
         # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only
         chip = 1e-12 * picojoules * 1e6 / cycles  # watts a MHz at the highest clock
-        dram = 1e-12 * traffic * one("dram") * 1e6 / cycles
+        stored = min(traffic, len(self.order) * self.frame.stored)
+        far = one("dram") * (1.0 - self.shared) + one("dram_shared") * self.shared
+        dram = 1e-12 * (stored * one("dram") + (traffic - stored) * far) * 1e6 / cycles
         low, high = 0.0, top
         for _ in range(40):
             f = (low + high) / 2

@@ -126,6 +126,17 @@ class Built:
         taken = Interface.read(self.source.to_json())
         return Interface(**taken, arch=self.arch, registers=self.resources.registers)
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """The names of the arrays that a call is given: not of what is handed from one kernel to
+        the one after it."""
+        own = self.interface
+        names = {spec.name for spec in own.arrays}
+        if self.after is None:
+            return frozenset(names)
+        second = {spec.name for spec in self.after.interface.arrays}
+        return frozenset(one for one in names | second if one not in second or not own.written(one))
+
     def kernel(self, device: int = 0) -> Kernel:
         """The kernel on a GPU, to be called with arrays, or it and the one after it as one; raises
         what `Kernel` raises."""
