@@ -184,7 +184,7 @@ def test_parts_keep_every_multiprocessor_busy():
         (8, 131072, 11, 16),
         (32, 16384, 4, 5),
         (128, 4096, 1, 1),
-        (128, 16384, 4, 4),
+        (128, 16384, 8, 8),  # parts of 2048 keys in a long cache
         (512, 4096, 1, 1),
         (8, 100, 1, 2),
     ):

@@ -89,7 +89,8 @@ def test_tensors_reach_the_kernels_in_their_order(config, options, monkeypatch):
     monkeypatch.setattr(torch_mla, "_operator", run)
     lengths = torch.from_numpy(arrays["lengths"])
     out = attention_mla(q, cache, lengths, table, **options, **factors, **scale)
-    assert float((out.double().view(want.shape) - torch.from_numpy(want)).abs().max()) < 0.02
+    bound = 0.04 if config.narrow else 0.02  # whose weights are of 8 bits, too
+    assert float((out.double().view(want.shape) - torch.from_numpy(want)).abs().max()) < bound
     assert len(kernels) == (1 if options.get("num_splits") == 1 else 2)
 
 
