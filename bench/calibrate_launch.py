@@ -639,33 +639,18 @@ def long_bursts(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def paces(bench: Bench) -> list[dict[str, Any]]:
-    """Cycles a step of rings of products, of all blocks."""
-    rows: list[dict[str, Any]] = []
-    for probe in paced_probes(bench.data, bench.device.tensor_map):
+def cycles_of(bench: Bench, probes: Sequence[Probe], reps: int, skipped: int) -> list[Any]:
+    """Each probe that computes what it should, with its median cycles after the first runs."""
+    found: list[Any] = []
+    for probe in probes:
         try:
-            found = [bench.once(probe, 800)[0] for _ in range(3)][1:]
+            runs = [bench.once(probe, reps)[0] for _ in range(skipped + skipped + 1)][skipped:]
         except CheckFailed as error:
             print(error)
             continue
-        rows.append({"name": probe.name, "cycles": statistics.median(found)})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def copies(bench: Bench) -> list[dict[str, Any]]:
-    """Cycles a KiB of an SM, by who shares what."""
-    rows: list[dict[str, Any]] = []
-    for probe in copy_probes(bench.data, bench.device.tensor_map):
-        try:
-            found = [bench.once(probe, 400)[0] for _ in range(5)][2:]
-        except CheckFailed as error:
-            print(error)
-            continue
-        (kib,) = probe.events.values()
-        rows.append({"name": probe.name, "per_kib": statistics.median(found) / kib})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+        found.append((probe, statistics.median(runs)))
+        print(json.dumps({"name": probe.name, "cycles": found[-1][1]}), flush=True)
+    return found
 
 
 def measure(cubin: Path, out: Path) -> None:
@@ -678,8 +663,15 @@ def measure(cubin: Path, out: Path) -> None:
     bench = Bench(cubin)
     found: dict[str, Any] = {"device": bench.device.info.to_json(), "limit": meter.limit()}
     found["launches"] = launches(bench)
-    found["copies"] = copies(bench)
-    found["paces"] = paces(bench)
+    encode = bench.device.tensor_map
+    found["copies"] = [
+        {"name": probe.name, "per_kib": cycles / sum(probe.events.values())}
+        for probe, cycles in cycles_of(bench, copy_probes(bench.data, encode), 400, 2)
+    ]
+    found["paces"] = [
+        {"name": probe.name, "cycles": cycles}
+        for probe, cycles in cycles_of(bench, paced_probes(bench.data, encode), 800, 1)
+    ]
     found["long bursts"] = long_bursts(bench)
     write_text_atomically(out, json.dumps(found, indent=1) + "\n")
     found["power"] = power(bench, meter)
