@@ -39,13 +39,8 @@ from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_policy
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.machine import load
-from warploom.perf.launch_time import (
-    WAVES,
-    Launch,
-    LaunchTime,
-    _makespan,
-    why_slower,
-)
+from warploom.perf.launch_tasks import WAVES, makespan
+from warploom.perf.launch_time import Launch, LaunchTime, why_slower
 from warploom.perf.replay import Ends, Prediction, Replay, matmul_of
 
 FILE = "examples/textbook_attention.py:kernel"
@@ -407,7 +402,7 @@ def test_rounds_are_followed_one_by_one_but_for_those_of_long_launches() -> None
     for count in (1, WAVES + 9, 2 * WAVES - 1, 2 * WAVES, 3 * WAVES, 4 * WAVES):
         right = brute_force(tasks[:count], places, "dynamic")
         most = 0.0 if count <= places * WAVES else 9.0
-        assert abs(_makespan(np.array(tasks[:count]), places, "dynamic") - right) <= most + 1e-6
+        assert abs(makespan(np.array(tasks[:count]), places, "dynamic") - right) <= most + 1e-6
 
 
 def test_more_tasks_than_are_counted_are_refused(monkeypatch) -> None:

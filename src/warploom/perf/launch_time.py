@@ -18,16 +18,13 @@ runs alone for longer gets less (`power.limit`). The costs are probes of the mac
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, prod
-from typing import Any
+from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from warploom.codegen.analysis.grid import cluster_axis
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -38,10 +35,18 @@ from warploom.machine import load as load_machine
 from warploom.perf.frame import Frame, Strip, bytes_of, loads_of
 from warploom.perf.gates import Rates
 from warploom.perf.l2 import Asked, largest, missed, once
+from warploom.perf.launch_tasks import (
+    WAVES,
+    Numbers,
+    in_bands,
+    makespan,
+    shared_cycles,
+    task_cycles,
+    valued,
+)
 from warploom.perf.replay import RULES, Ends, Prediction, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
-from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
 MODEL = f"14.{RULES}"
@@ -49,9 +54,7 @@ PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
 SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
-WAVES = 256  # rounds of tasks that are followed one by one: others are as these are on average
 MOST_TASKS = 1 << 20  # whose places are counted one by one
-Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Launch:
             )
         number = np.arange(prod(extents))
         if self.plan.supergroup and len(number):
-            number = _in_bands(number, extents, self.plan)
+            number = in_bands(number, extents, self.plan)
         found = np.stack(np.unravel_index(number, extents), axis=1)
         for far, (name, _) in enumerate(self.program.grid):
             if name in self.plan.reverse:
@@ -159,7 +162,7 @@ class Launch:
             found[name] = self.order[:, axis]
         for read in self.program.reads:
             if read.array.name in self.arrays:
-                at = tuple(_value(index, found) for index in read.at)
+                at = tuple(valued(index, found) for index in read.at)
                 found[read.name] = self.arrays[read.array.name][at]
         return found
 
@@ -193,7 +196,7 @@ class Launch:
         for begin in range(0, rows, ROWS_PER_GROUP):
             end = min(rows, begin + ROWS_PER_GROUP)
             part = {**self.known, f"{axis}.begin": begin, f"{axis}.end": end}
-            own = _value(loop.until, part) - self._of(loop.start)
+            own = valued(loop.until, part) - self._of(loop.start)
             each.append(np.clip(np.broadcast_to(own, len(trips)), 0, trips))
         return np.stack(each)
 
@@ -203,7 +206,7 @@ class Launch:
             raise CheckFailed(
                 f"{self.program.name}: iterations depend on {sorted(unknown)[0]}, read by tasks"
             )
-        return _value(index, self.known)
+        return valued(index, self.known)
 
     @property
     def strips(self) -> tuple[Strip, ...]:
@@ -219,7 +222,7 @@ class Launch:
         for strip in self.strips:
             number = np.zeros(len(self.order), np.int64)
             for index in strip.first:
-                value = np.broadcast_to(_value(index, known), len(number))
+                value = np.broadcast_to(valued(index, known), len(number))
                 number = number * (1 + value.max(initial=0)) + value
             found.append(number)
         return found
@@ -294,7 +297,7 @@ class Launch:
             return 0.5
         if start.symbols() - self.known.keys():
             return 0.0  # where it begins is not known before a task reads it
-        return np.asarray(_value(start, self.known) * size % SECTOR > 0, float)
+        return np.asarray(valued(start, self.known) * size % SECTOR > 0, float)
 
     @cached_property
     def link(self) -> list[Numbers]:
@@ -362,7 +365,7 @@ class Launch:
         clusters = self._tasks(replay, copied=False)[:: self.plan.cluster[1]]
         dynamic = self.plan.tile_scheduler == "dynamic"
         work = float(clusters.sum()) / self.places
-        whole = work if dynamic else _makespan(clusters, self.places, self.plan.tile_scheduler)
+        whole = work if dynamic else makespan(clusters, self.places, self.plan.tile_scheduler)
         return whole / self._clock(replay, whole, 0.0, near=True)
 
     def _tasks(self, replay: Replay, copied: bool = True) -> Numbers:
@@ -371,7 +374,9 @@ class Launch:
         tasks = np.full(len(self.order), self._ends(replay.ends))
         for at, one in self._walked(replay):
             least = np.maximum(0, self.trips[at] - one.ahead) * (self.link[at] if copied else 0.0)
-            tasks += np.maximum(_shared(np.maximum(0, self.parts[at] - one.ahead), one), least)
+            tasks += np.maximum(
+                shared_cycles(np.maximum(0, self.parts[at] - one.ahead), one), least
+            )
         return tasks
 
     def _walked(self, replay: Replay) -> list[tuple[int, Prediction]]:
@@ -388,7 +393,7 @@ class Launch:
         tasks = self._tasks(replay)
         ends = self._ends(replay.ends)
         clusters = tasks[:: self.plan.cluster[1]]
-        whole = _makespan(clusters, self.places, self.plan.tile_scheduler)
+        whole = makespan(clusters, self.places, self.plan.tile_scheduler)
         work = float(clusters.sum())
         around = self._around(replay.ends)
         mhz = self._clock(replay, whole + around, traffic)
@@ -427,7 +432,7 @@ class Launch:
         store = self.frame.stored / KIB * costs(self.gpu).value("store.per_kib_all")
         shared = self.frame.exchanged
         shared = shared / self.machine.value("cluster.exchange") if shared else 0.0
-        return _of_a_task(ends, self._fill()) + store + shared
+        return task_cycles(ends, self._fill()) + store + shared
 
     def _fill(self) -> float:
         """Cycles until what is loaded once a task is there, where its slot has to be free first."""
@@ -502,58 +507,3 @@ def at_bounds(cycles: Mapping[str, float]) -> Replay:
     """Loops at their bounds, and nothing around them; what a part of the groups takes is not
     bounded."""
     return Replay({n: Prediction(n, one, 0, "", 0) for n, one in cycles.items()}, Ends())
-
-
-def _shared(parts: Numbers, one: Prediction) -> Numbers:
-    """Cycles of each task's iterations, [parts, tasks] with the least first: those that are left
-    share the SM, but none is faster than the loop's bound."""
-    count = len(parts)
-    share = one.cycles * np.arange(count, 0, -1) / count
-    return np.maximum(share, min(one.bound, one.cycles)) @ np.diff(parts, axis=0, prepend=0)
-
-
-def _of_a_task(ends: Ends, fill: float) -> float:
-    """Cycles of a task outside of its steady loops; `fill` runs beside the tail."""
-    if ends.tail == inf:  # a block has one task
-        return ends.begin + ends.between + ends.finish
-    return max(ends.tail, fill) + ends.head + ends.between
-
-
-def _in_bands(number: Numbers, extents: Sequence[int], plan: LaunchPlan) -> Numbers:
-    """Row-major numbers of the places of a super-grouped launch: so many rows at a time, column
-    after column."""
-    width = extents[-1]
-    height = prod(extents[:-1]) if plan.grouped == "all" else extents[-2]
-    plane, task = np.divmod(number, height * width)
-    band, inside = np.divmod(task, plan.supergroup * width)
-    high = np.minimum(plan.supergroup, height - band * plan.supergroup)
-    row, column = band * plan.supergroup + inside % high, inside // high
-    return (plane * height + row) * width + column
-
-
-def _value(index: Index, known: Mapping[str, Numbers | int]) -> Any:
-    """An expression of symbols that have a value for every task."""
-    if index.op == "const":
-        return index.value
-    if index.op == "symbol":
-        return known[index.name]
-    left, right = (_value(arg, known) for arg in index.args)
-    least = {"min": np.minimum, "max": np.maximum}
-    return (least.get(index.op) or FOLD[index.op])(left, right)
-
-
-def _makespan(tasks: Numbers, places: int, scheduler: str) -> float:
-    """Cycles until the last task has ended, of tasks shared out in order to so many places."""
-    if scheduler == "dynamic":
-        even = max(0, len(tasks) - WAVES * places)
-        ends = [float(tasks[:even].sum()) / places] * places
-        for task in tasks[even:].tolist():
-            heapq.heapreplace(ends, ends[0] + task)
-        return max(ends)
-    rounds = -(-len(tasks) // places)
-    shared = np.zeros(rounds * places)
-    shared[: len(tasks)] = tasks
-    shared = shared.reshape(rounds, places)
-    if scheduler == "serpentine":
-        shared[1::2] = shared[1::2, ::-1]
-    return float(shared.sum(axis=0).max(initial=0.0))
