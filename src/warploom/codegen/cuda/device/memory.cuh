@@ -46,6 +46,16 @@ DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }
 //@ read_e5m2
 DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }
 
+//@ kept
+// A constant that stays in a register: ptxas makes one that it knows anew for every use, so that an
+// instruction with two of them took two. No lane is both above a lane and not, which it cannot know.
+DEVICE unsigned kept(unsigned constant) {
+  unsigned above, others;
+  asm("mov.u32 %0, %%lanemask_gt;" : "=r"(above));
+  asm("mov.u32 %0, %%lanemask_le;" : "=r"(others));
+  return constant | (above & others);
+}
+
 //@ Field
 // A signed number of some bits of a word. As a float it comes without a conversion, of which an SM
 // has few: with its sign flipped the field is the low part of the mantissa of 2^23, and one FFMA
@@ -103,7 +113,7 @@ DEVICE Field half_int8(unsigned short x, int high) { return Field{x, high ? 8 : 
 // The signed numbers in four bits, from `shift` on, of two bytes: with its sign flipped each is the
 // low part of the mantissa of 128, and one packed FMA takes away what was added.
 DEVICE unsigned nibbles_bf16(unsigned short x, int shift) {
-  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x43084308u;
+  unsigned y = (__byte_perm(x, 0, 0x4140) >> shift & kept(0x000f000fu)) ^ 0x43084308u;
   asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(0xc308c308u));
   return y;
 }
@@ -111,7 +121,7 @@ DEVICE unsigned nibbles_bf16(unsigned short x, int shift) {
 //@ nibbles_fp16
 // The same in the mantissa of 1024.
 DEVICE unsigned nibbles_fp16(unsigned short x, int shift) {
-  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x64086408u;
+  unsigned y = (__byte_perm(x, 0, 0x4140) >> shift & kept(0x000f000fu)) ^ 0x64086408u;
   asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0xe408e408u));
   return y;
 }
