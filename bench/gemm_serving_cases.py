@@ -294,7 +294,9 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
         return {"torch": lambda: torch.mm(t["a"], t["wide"].t()), **_torch_int4(torch, case, t)}
     weights = t["b"].transpose(1, 2)
     fast = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
-    if case.kind in ("grouped", "rows8"):
+    rows = torch.ones(t["a"].shape[0], device="cuda")
+    columns = torch.ones(t["b"].shape[:2], device="cuda")
+    if case.kind in ("grouped", "grouped8", "rows8"):
         triton = importlib.import_module("bench.gemm_serving_triton")
         own = importlib.import_module("warploom.integrations.torch_gemm")
 
@@ -303,32 +305,24 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
 
         scales = () if case.kind == "grouped" else (t["scale_a"], t["scale_b"])
         found = triton.candidates(torch, t["a"], t["b"], out, lists, scales)
-        if scales:
+        if case.kind == "grouped":
             return {
-                "torch": lambda: torch._scaled_grouped_mm(
-                    t["a"], weights, *scales, offs=t["ends"], **fast
-                ),
-                DENSE: lambda: torch._scaled_mm(
-                    t["a"], weights[0], scales[0][:, None], scales[1][:1], **fast
-                ),
+                "torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]),
+                DENSE: lambda: torch.mm(t["a"], weights[0]),
                 **found,
             }
+        name, of_a, of_b = BY_ROWS, rows, columns
+        if case.kind == "rows8":
+            name, of_a, of_b = "torch", *scales
         return {
-            "torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]),
-            DENSE: lambda: torch.mm(t["a"], weights[0]),
+            name: lambda: torch._scaled_grouped_mm(
+                t["a"], weights, of_a, of_b, offs=t["ends"], **fast
+            ),
+            DENSE: lambda: torch._scaled_mm(t["a"], weights[0], of_a[:, None], of_b[:1], **fast),
             **found,
         }
     if case.kind == "few":
         return {"torch": lambda: torch.mm(t["a"], weights[0])}
-    rows = torch.ones(t["a"].shape[0], device="cuda")
-    columns = torch.ones(t["b"].shape[:2], device="cuda")
-    if case.kind == "grouped8":
-        return {
-            BY_ROWS: lambda: torch._scaled_grouped_mm(
-                t["a"], weights, rows, columns, offs=t["ends"], **fast
-            ),
-            DENSE: lambda: torch._scaled_mm(t["a"], weights[0], rows[:, None], columns[:1], **fast),
-        }
     wide, deep = t["scale_b"].shape[1:]
     # cuBLAS wants the rows of b's scales padded to 16 bytes.
     padded = columns.new_zeros(wide, -(-deep // 4) * 4)
