@@ -53,7 +53,7 @@ DEVICE unsigned kept(unsigned constant) {
   unsigned above, others;
   asm("mov.u32 %0, %%lanemask_gt;" : "=r"(above));
   asm("mov.u32 %0, %%lanemask_le;" : "=r"(others));
-  return constant | (above & others);
+  return constant + (above & others);
 }
 
 //@ Field
@@ -108,6 +108,25 @@ DEVICE float half_e5m2(unsigned short x, int high) {
 
 //@ half_int8
 DEVICE Field half_int8(unsigned short x, int high) { return Field{x, high ? 8 : 0, 8}; }
+
+//@ bytes_bf16
+// Two signed numbers of eight bits. Their low seven bits are the mantissa of 128, and with 128's own
+// the sign is the last bit of an exponent: 256 where it is set. One packed FMA takes that away.
+DEVICE unsigned bytes_bf16(unsigned short x) {
+  const unsigned spread = __byte_perm(x, 0, 0x4140);
+  unsigned y = (spread & kept(0x007f007fu)) ^ 0x43004300u;
+  const unsigned less = (spread & kept(0x00800080u)) ^ 0xc300c300u;
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(less));
+  return y;
+}
+
+//@ bytes_fp16
+// The same: with its sign flipped a number is the low part of the mantissa of 1024.
+DEVICE unsigned bytes_fp16(unsigned short x) {
+  unsigned y = __byte_perm(x, 0, 0x4140) ^ 0x64806480u;
+  asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0xe480e480u));
+  return y;
+}
 
 //@ nibbles_bf16
 // The signed numbers in four bits, from `shift` on, of two bytes: with its sign flipped each is the
