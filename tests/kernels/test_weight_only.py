@@ -25,6 +25,7 @@ CASES = {
     "two groups": (WeightOnlyConfig(tile=(128, 32), weights=t.E5M2, dtype=t.FP16), 37, 200, 272),
     "slices": (WeightOnlyConfig(slices=2), 16, 72, 400),
     "integers": (WeightOnlyConfig(weights=t.INT8), 5, 72, 272),
+    "integers in fp16": (WeightOnlyConfig(weights=t.INT8, dtype=t.FP16), 3, 72, 384),
     "integers of groups": (WeightOnlyConfig(weights=t.INT8, grouped=True, slices=2), 3, 72, 384),
     "nibbles": (WeightOnlyConfig(weights=t.INT8, bits=4), 7, 72, 512),
     "nibbles in fp16": (WeightOnlyConfig(weights=t.INT8, bits=4, dtype=t.FP16), 7, 72, 256),
@@ -36,7 +37,8 @@ def case(config, m, n, k):
     """(arrays, result in float64): every column of x and w is different."""
     random = np.random.default_rng(0)
     x = random.integers(-4, 5, (m, k)) * 0.25
-    w = random.integers(-8, 8, (n, k)).astype(np.int8)
+    most = 128 if config.weights is t.INT8 and config.bits == 8 else 8
+    w = random.integers(-most, most, (n, k)).astype(np.int8)
     scale = random.uniform(0.5, 2, (k // 128, n) if config.grouped else n).astype(np.float32)
     wide = np.repeat(scale, 128, 0).T if config.grouped else scale[:, None]
     stored = pack_nibbles(w) if config.bits == 4 else w
