@@ -115,6 +115,20 @@ class Take(_OfOp):
     """Consumer: take the result of an op that the first group has done for all."""
 
 
+class Send(_OfOp):
+    """Consumer: start the copies of a store whose panels are written (`LaunchPlan.late_stores`)."""
+
+
+@dataclass(frozen=True)
+class Hold(_OfGroup):
+    """Consumer: what is computed up to here stays before the wait that follows."""
+
+    tiles: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"Hold {', '.join(self.tiles)}"
+
+
 @dataclass(frozen=True)
 class Join(_OfGroup):
     """Consumer: wait until at most `count` started matmuls are unfinished; `in_turn`: the group
@@ -151,8 +165,8 @@ class Ahead(_OfGroup):
 
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
-GroupStep = Join | GroupSync | FencedGroupSync | TurnWait | TurnPass
-Step = RingStep | OpStep | GroupStep | Meet | Share | Ahead
+GroupStep = Join | Hold | GroupSync | FencedGroupSync | TurnWait | TurnPass
+Step = RingStep | OpStep | GroupStep | Meet | Share | Send | Ahead
 
 
 def start_of(op: Op) -> Issue | Run:

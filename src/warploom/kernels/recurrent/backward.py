@@ -216,8 +216,6 @@ class ScalarBackward(ScalarTask, BackwardTask):
         self.grads = [[self.last("dfinal", y, x) for y in self.parts] for x in self.columns_of]
         # What all channels have is counted by the task of the first ones.
         self.once = where(number(down).equals(0), 1.0, 0.0) if count > 1 else None
-        if self.skip is not None and self.once is not None:
-            self.skip = self.skip * self.once
         written = given_dims(config).items()
         self.sums = {name: zeros(t=CHUNK) for name, dims in written if dims == LANES}
 
@@ -290,13 +288,15 @@ class ScalarBackward(ScalarTask, BackwardTask):
     def weighed(self, chunk: _Chunk, scores: Tile, change: Tile) -> tuple[Tile, Tile]:
         """P and dP, [n, m] each, from q k^T and dO v^T."""
         m, n = self.places
-        if self.skip is not None:
+        skip = self.skip
+        if skip is not None:
             own = sum_along(where(n.equals(m), change, 0.0), "m").rename("n", "t")
-            self.sums["dskip"] += own if self.once is None else own * self.once
+            skip, own = (x if self.once is None else x * self.once for x in (skip, own))
+            self.sums["dskip"] += own
         between = chunk.weights.between() if chunk.weights is not None else self.scale
         seen, change = (where(n <= m, x * between, 0.0) for x in (scores, change))
-        if self.skip is not None:
-            seen = seen + where(n.equals(m), self.skip, 0.0)
+        if skip is not None:
+            seen = seen + where(n.equals(m), skip, 0.0)
         return seen.cast(BF16), change.cast(BF16)
 
     def part_of(self, chunk: _Chunk, number: int, change: Tile) -> tuple[Tile, Tile]:

@@ -106,5 +106,8 @@ def default_launch(config: RecurrentConfig) -> LaunchPlan:
         split="" if upright else "e",
         resident=1 if config.columns > 64 else 2,
         store_panels=1,
+        late_stores=upright,
+        # With both states ptxas finds a wait of its own in a branch (C7518).
+        hold_waits=upright and not (config.initial and config.final),
         keep_masks=upright or config.delta,
     )
