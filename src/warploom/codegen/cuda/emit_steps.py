@@ -189,7 +189,11 @@ class StepLines:
     def _run(self, step: steps.Run | steps.Send, here: Here) -> list[str]:
         op, values, names = step.op, here.values, here.names(step)
         if op.kind in STORES:
-            return self._store(values, op, names, isinstance(step, steps.Send))
+            lines = self._store(values, op, names, isinstance(step, steps.Send))
+            if isinstance(step, steps.Run) or not step.stage:
+                return lines
+            some = f"{names[here.index]} >= {here.index}_start"
+            return [f"if ({some}) {{", *indent(lines), "}"]
         if op.kind == "reduce_scatter":
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None

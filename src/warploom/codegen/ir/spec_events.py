@@ -316,7 +316,7 @@ def panels(block: BlockProgram) -> Iterator[str]:
             step, fault = event.step, ""
             if isinstance(step, FencedGroupSync):
                 fenced = True
-            elif isinstance(step, Send):
+            elif isinstance(step, Send) and event.iteration >= 0:  # before the first there is none
                 right = written == step.op and fenced
                 fault = "" if right else "copies what not all warps have written"
                 written = None

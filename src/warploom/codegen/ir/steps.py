@@ -116,7 +116,8 @@ class Take(_OfOp):
 
 
 class Send(_OfOp):
-    """Consumer: start the copies of a store whose panels are written (`LaunchPlan.late_stores`)."""
+    """Consumer: start the copies of a store whose panels are written (`LaunchPlan.late_stores`);
+    nothing in a stage that no iteration has reached."""
 
 
 @dataclass(frozen=True)

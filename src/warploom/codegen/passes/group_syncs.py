@@ -13,9 +13,17 @@ it writes them, and the first fence behind them does for both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from warploom.codegen.analysis.stores import STORES, store_paths
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.block import (
+    BlockProgram,
+    Pipeline,
+    Role,
+    Scheduled,
+    Section,
+    Straight,
+)
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import (
     FencedGroupSync,
@@ -28,7 +36,6 @@ from warploom.codegen.ir.steps import (
     Step,
     Wait,
 )
-from warploom.codegen.passes.everywhere import every_sequence
 
 
 def group_syncs(block: BlockProgram) -> BlockProgram:
@@ -46,7 +53,18 @@ def group_syncs(block: BlockProgram) -> BlockProgram:
     own = block.placement.staged.keys() - block.placement.common
     paths = store_paths(block.placement, block.launch, block.rings)
     late = {number for number, path in paths.items() if path.late}
-    return every_sequence(block, _Syncs(block.placement, own, late)) if own or late else block
+    syncs = _Syncs(block.placement, own, late)
+
+    def changed(role: Role, section: Section) -> list[Section]:
+        match section:
+            case Straight() if role.computes:
+                return [Straight(syncs(section.steps))]
+            case Pipeline() if role.computes:
+                return [syncs.loop(section)]
+            case Straight() | Pipeline() | Scheduled():
+                return [section]
+
+    return block.rewritten(changed) if own or late else block
 
 
 class _Syncs:
@@ -56,13 +74,31 @@ class _Syncs:
     def __init__(self, placement: Placement, own: set[str], late: set[int]) -> None:
         self.placement, self.own, self.late = placement, own, late
 
-    def __call__(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """The steps with those that are missing."""
+    def loop(self, section: Pipeline) -> Pipeline:
+        """All runs of steps of a loop.
+
+        Where an iteration ends with its only store, in a loop with no iteration ahead, the first
+        fence of the next iteration does for the store too, and one behind the loop.
+        """
+        stores = [one for one in section.steady if isinstance(one, Run) and one.op.kind in STORES]
+        changed = section.with_iterations(self)
+        last = [one.at(1) for one in stores if one.op.id in self.late]
+        if section.depth or len(stores) != 1 or not last or section.skip:
+            return changed
+        fenced, send = self(section.steady, last), Send(last[0].op, 1)
+        if [one for one in fenced if isinstance(one, Send)] != [send]:
+            return changed
+        before = section.epilogue[0] if section.epilogue else ()
+        return replace(changed, steady=fenced, epilogue=((*before, FencedGroupSync(), send),))
+
+    def __call__(self, steps: Sequence[Step], last: Sequence[Run] = ()) -> tuple[Step, ...]:
+        """The steps with those that are missing; `last` is the store of the iteration before, whose
+        panels are not copied yet, as those of this one will not be."""
         result: list[Step] = []
         started: list[set[str]] = []  # by matmul of this run that may be unfinished: what it reads
         reading, free, unseen = set(self.own), set[str](), set[str]()
         before = True  # there may be unfinished matmuls from before this run
-        written: list[Run] = []  # a store whose panels are written and not yet copied
+        written = list(last)  # a store whose panels are written and not yet copied
         fenced: list[Send] = []  # the copies of one that a fence is behind: matmuls begin first
 
         def meet(step: Step) -> None:
@@ -109,7 +145,7 @@ class _Syncs:
             result.append(step)
             if isinstance(step, Meet):
                 free = self.own - reading
-        if unseen or written:
+        if unseen or (written and not last):
             meet(FencedGroupSync())
         return (*result, *fenced)
 
