@@ -287,24 +287,6 @@ def test_matmuls_are_joined_as_late_as_possible():
     assert after("joins", straight) == (straight + "  Join <= 0: product\n",)
 
 
-def test_what_is_computed_beside_matmuls_is_held_before_the_wait():
-    loop = """
-        loop i, 1 started ahead
-          steady
-            Run mul.5
-            Issue mma.9 (iteration -1)
-            Run mul.5
-            Run exp2.6
-            Join <= 0: acc
-            Run cast.7
-            Join <= 0: product
-        """
-    # Sums are not held, nor what no matmul is beside.
-    held = loop.replace("Join <= 0: acc", "Hold exp2\n            Join <= 0: acc")
-    assert after("holds", lines(loop), launch=', "hold_waits": true') == (lines(held),)
-    assert after("holds", lines(loop)) == (lines(loop),)
-
-
 def test_a_group_that_is_done_takes_and_gives_back_what_others_count_on():
     loop = """
         loop i, 0 started ahead

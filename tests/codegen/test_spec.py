@@ -48,6 +48,12 @@ def late():
     return recurrent(config), schedule_for(recurrent(config), default_policy(config))
 
 
+def carried():
+    """Based: the copies of a chunk's result begin behind the fence of the next chunk."""
+    config = RecurrentConfig("none", taylor=True, key_dim=16)
+    return recurrent(config), schedule_for(recurrent(config), default_policy(config))
+
+
 CASES = {
     "gemm": lambda: gemm_case(64, 64, 64),
     "gemm, one slot": lambda: gemm_case(64, 64, 64, 1, flying=0),
@@ -61,6 +67,7 @@ CASES = {
     "readers stages apart": stages_apart,
     "staged": staged,
     "late": late,
+    "carried": carried,
     "tiny": tiny_case,
     "tiny, turns": lambda: tiny_case(True),
     "tiny, early": lambda: tiny_case(early_release=True),
@@ -175,14 +182,17 @@ FAULTS = {
         ("staged", LAST, r" +GroupSync\n", "", 1),
         ("staged", LAST, r"( +GroupSync\n)( *Run \S+\n)", r"\2\1"),
         # The store is where warps meet between a chunk's matmuls and the next chunk's operand.
-        ("late", LAST, r"( *Run store.48 \(iteration -1\)\n)(.*?Run cast.9\n)", r"\2\1"),
+        ("late", LAST, r"( *Run store.47 \(iteration -1\)\n)(.*?Run cast.8\n)", r"\2\1"),
     ],
     "panels of late stores": [
-        ("late", LAST, r" *Send store.48 \(iteration -1\)\n", ""),
-        ("late", LAST, r" *Send store.48 \(iteration -1\)\n", "", 1),
-        ("late", LAST, r"( *Send store.48 \(iteration -1\)\n)", r"\1\1"),
-        ("late", LAST, r"( *FencedGroupSync\n)( *Send store.48 \(iteration -1\)\n)", r"\2\1"),
+        ("late", LAST, r" *Send store.47 \(iteration -1\)\n", ""),
+        ("late", LAST, r" *Send store.47 \(iteration -1\)\n", "", 1),
+        ("late", LAST, r"( *Send store.47 \(iteration -1\)\n)", r"\1\1"),
+        ("late", LAST, r"( *FencedGroupSync\n)( *Send store.47 \(iteration -1\)\n)", r"\2\1"),
         ("late", LAST, r" *FencedGroupSync\n(?= *Send)", ""),
+        ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", ""),
+        ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", "", 1),
+        ("carried", LAST, r"( *FencedGroupSync\n)( *Send \S+ \(iteration -1\)\n)", r"\2\1"),
     ],
 }
 

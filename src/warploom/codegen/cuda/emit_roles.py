@@ -307,7 +307,6 @@ class StepCode(StepLines):
                 | steps.Take()
                 | steps.GroupSync()
                 | steps.FencedGroupSync()
-                | steps.Hold()
             ):
                 return self._together(step, here)
             case steps.TurnWait():

@@ -34,7 +34,6 @@ from warploom.codegen.cuda.emit_store import LEADER, carried_wait, sent_lines, s
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude import HOLD
 from warploom.codegen.cuda.tasks import in_grid
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir import steps
@@ -77,7 +76,7 @@ class Here:
 
 
 Syncs = steps.GroupSync | steps.FencedGroupSync
-Together = steps.Meet | steps.Share | steps.Take | steps.Hold | Syncs
+Together = steps.Meet | steps.Share | steps.Take | Syncs
 
 
 class StepLines:
@@ -243,10 +242,6 @@ class StepLines:
     def _together(self, step: Together, here: Here) -> list[str]:
         if isinstance(step, steps.Take):
             return self._take(step, here)
-        if isinstance(step, steps.Hold):
-            self.helpers["hold"] = HOLD
-            kept = [f"  hold(shared, {c_name(name)});" for name in step.tiles]
-            return ["if (shared == ~0u) {  // never", *kept, "}"]
         if isinstance(step, steps.GroupSync | steps.FencedGroupSync):
             fenced = self.fences and isinstance(step, steps.FencedGroupSync)
             return [*(["fence_async();"] if fenced else []), group_sync(self.parts)]

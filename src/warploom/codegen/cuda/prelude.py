@@ -96,24 +96,6 @@ DEVICE void bulk_add(float* to, unsigned from, unsigned bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }"""
-HOLD = """\
-// Reads all registers of a tile, where nothing ever comes by.
-template <typename T, int kBlocks, int kCount>
-DEVICE void hold(unsigned at, const T (&tile)[kBlocks][kCount]) {
-#pragma unroll
-  for (int t = 0; t < kBlocks; ++t)
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      unsigned word[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const T& one = tile[t][(i + j) % kCount];
-        word[j] = reinterpret_cast<const unsigned&>(one);
-      }
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                   ::"r"(at), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]) : "memory");
-    }
-}"""
 TURN_WAIT = """\
 // Until so many stores have added to a place; what they added is seen by the copies that follow.
 DEVICE void turn_wait(const int* count, int number) {

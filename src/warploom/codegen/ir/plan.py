@@ -25,7 +25,7 @@ FORMER: Mapping[str, str] = {
     "chain": "called overlap_next_task",
     "skip_settled": "called skip_voted",
     "give_back": "called early_release",
-    **dict.fromkeys(("fma_exp2", "stagger", "passing", "alternate"), LOST),
+    **dict.fromkeys(("fma_exp2", "hold_waits", "stagger", "passing", "alternate"), LOST),
 }
 
 
@@ -91,8 +91,6 @@ class LaunchPlan:
                     such a read takes as long as several blocks
     late_stores     the panels of a store are copied behind the next fence of the group, be it for
                     a matmul, and not behind one of their own
-    hold_waits      what is computed beside matmuls stays before the wait for them: ptxas moves the
-                    wait up, and then all of it runs when they have ended
     keep_masks      tiles of 16 bits that are 0 where a condition on places alone does not hold are
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
@@ -124,7 +122,6 @@ class LaunchPlan:
     resident: int = 1
     reads_ahead: bool = False
     late_stores: bool = False
-    hold_waits: bool = False
     keep_masks: bool = False
     l2_promotion: int = 256
 

@@ -121,16 +121,6 @@ class Send(_OfOp):
 
 
 @dataclass(frozen=True)
-class Hold(_OfGroup):
-    """Consumer: what is computed up to here stays before the wait that follows."""
-
-    tiles: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"Hold {', '.join(self.tiles)}"
-
-
-@dataclass(frozen=True)
 class Join(_OfGroup):
     """Consumer: wait until at most `count` started matmuls are unfinished; `in_turn`: the group
     whose turn it is with what one does in an iteration, which the next step belongs to."""
@@ -166,7 +156,7 @@ class Ahead(_OfGroup):
 
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
-GroupStep = Join | Hold | GroupSync | FencedGroupSync | TurnWait | TurnPass
+GroupStep = Join | GroupSync | FencedGroupSync | TurnWait | TurnPass
 Step = RingStep | OpStep | GroupStep | Meet | Share | Send | Ahead
 
 

@@ -217,8 +217,6 @@ class _Reader:
             return self._join(line, text)
         if text.startswith("Share "):
             return self._share(line, text)
-        if text.startswith("Hold "):
-            return steps.Hold(tuple(text.removeprefix("Hold ").split(", ")))
         form = rf"(\w+) (\S+?)(?: into (\S+))?{LAG}(?:, turn (\d+))?"
         kind, what, ring, lag, turn = _match((line[0], text), form)
         stage = int(lag or 0)

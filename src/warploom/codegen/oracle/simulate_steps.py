@@ -87,7 +87,7 @@ class Steps:
             case steps.Meet() | steps.Take():
                 taken = isinstance(step, steps.Take)
                 return self._take(agent, step.op) if taken else self._meet(agent, step)
-            case steps.Share() | steps.GroupSync() | steps.FencedGroupSync() | steps.Hold():
+            case steps.Share() | steps.GroupSync() | steps.FencedGroupSync():
                 return True  # a group is one agent, which has the whole vector
             case steps.TurnWait():
                 return self._turn_wait(agent)

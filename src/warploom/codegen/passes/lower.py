@@ -13,7 +13,6 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.spec import verify
 from warploom.codegen.passes.early_end import early_end
 from warploom.codegen.passes.group_syncs import group_syncs
-from warploom.codegen.passes.holds import holds
 from warploom.codegen.passes.joins import joins
 from warploom.codegen.passes.meetings import meetings
 from warploom.codegen.passes.overlap import overlap_next_task
@@ -40,7 +39,6 @@ PASSES: dict[str, Pass] = {
     "shares": shares,
     "meetings": meetings,
     "joins": joins,
-    "holds": holds,
     "early_end": early_end,
     "overlap_next_task": overlap_next_task,
     "group_syncs": group_syncs,

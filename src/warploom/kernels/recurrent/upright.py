@@ -11,7 +11,7 @@ from __future__ import annotations
 from warploom.kernels.recurrent.config import SHORT, RecurrentConfig
 from warploom.kernels.recurrent.scalar import GATES, ScalarTask
 from warploom.kernels.recurrent.task import CHUNK, rows
-from warploom.tile import BF16, FP32, Tile, coordinate, exp2, load, loop, store, where, zeros
+from warploom.tile import BF16, Tile, coordinate, exp2, load, loop, store, where, zeros
 
 
 def stands_upright(config: RecurrentConfig) -> bool:
@@ -24,28 +24,26 @@ def stands_upright(config: RecurrentConfig) -> bool:
 class UprightTask(ScalarTask):
     """Traces what one task does."""
 
-    axis = "t"  # over the lanes of every warp: no warp waits for another one's gates
+    axis = "m"
 
     def run(self) -> None:
         """All of it."""
         state, ahead = self.state(), self.ahead()
         assert ahead is not None
         m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
-        between = zeros(BF16, m=CHUNK, n=CHUNK)  # a tile of its own: made beside the matmuls
         for i in loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
             out = q @ state.cast(BF16)
             scores = q @ k
             after, weights = ahead.load(i), ahead.weights(i)
             own, other = weights.own.rename("t", "m"), weights.other.rename("t", "n")
-            between.assign(where(m >= n, exp2(own + other), 0.0).cast(BF16))
+            seen = scores * exp2(own + other)
+            if self.skip is not None:
+                seen += where(m.equals(n), self.skip, 0.0)
             added = k.T * weights.ahead.cast(BF16).rename("t", "n")
             state *= weights.whole
-            seen = scores.cast(BF16) * between
-            if self.skip is not None:
-                seen = (scores * between.cast(FP32) + where(m.equals(n), self.skip, 0.0)).cast(BF16)
             out *= weights.before.rename("t", "m")
-            out += seen @ v
+            out += where(m >= n, seen, 0.0).cast(BF16) @ v
             state += added @ v
             place = self.batch, rows(i, "m"), self.head, self.values
             store(self.arrays["o"], *place, tile=out.cast(BF16))
