@@ -76,4 +76,5 @@ def planned(
         chosen = max(chosen, parts)
         config = replace(config, ragged=chosen > 1)
     packed = queries > 1 and not config.value_dim
-    return Plan(replace(config, split=chosen > 1 or packed), chosen)
+    once = not config.ragged and tasks * chosen <= sms
+    return Plan(replace(config, split=chosen > 1 or packed, once=once), chosen)
