@@ -53,7 +53,8 @@ def _config(*args: Any) -> DecodeConfig:
         listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
         raise InputError(f"attention_mixed of {listed}: {problem}")
     return _kernel(
-        *q.shape[:2],
+        q.shape[0],
+        q.shape[1],
         k_cache.shape[2],
         table.shape[0],
         dtype=dtype(element_type(q.dtype)),
