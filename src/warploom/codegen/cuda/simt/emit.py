@@ -25,6 +25,7 @@ from warploom.codegen.cuda.simt.frame import framed
 from warploom.codegen.cuda.tasks import (
     count_lines,
     first_and_stride,
+    placed_early,
     position_lines,
     read_line,
     task_lines,
@@ -54,15 +55,6 @@ class _Printer:
         self.temporaries = 0
         self.staged = staged_tiles(program, facts.ahead) if schedule.staged else {}
 
-    def _between_grids(self) -> tuple[Sequence[str], Sequence[str]]:
-        """What a block does about other grids before it knows its place, and then: it waits for the
-        previous one where it has one task and has read no number to know it."""
-        launch = self.schedule.launch
-        if not launch.dependent:
-            return (), ()
-        late = not (launch.persistent or self.program.reads)
-        return (BETWEEN_GRIDS[:1], BETWEEN_GRIDS[1:]) if late else (BETWEEN_GRIDS, ())
-
     def source(self) -> CudaSource:
         head, early, tail = self._tasks()
         declared = [self._declare(var) for var in self._variables() if var.name not in self.staged]
@@ -70,14 +62,15 @@ class _Printer:
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
-        first, then = self._between_grids()
+        launch = self.schedule.launch
+        grids = BETWEEN_GRIDS[: 1 if placed_early(launch) else 2] if launch.dependent else ()
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *first,
+            *grids,
             *self._positions(),
             *self._cluster(),
             *head,
-            *indent((*then, *declared, *early, *body)),
+            *indent((*declared, *early, *body)),
             *tail,
             *self._last_turn(),
         ]
