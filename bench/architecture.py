@@ -55,7 +55,6 @@ MIRRORED = frozenset(
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".flows.pack",  # python -m warploom.flows.pack
-    ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
     ".integrations.torch_attention_packed",
