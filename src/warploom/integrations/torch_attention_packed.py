@@ -13,13 +13,14 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import (
     ATTENTION_TYPES,
     ONCE,
     checked_group,
     gradients_like,
-    launches_of,
+    kernels_of,
 )
 from warploom.integrations.torch_program import (
     Chosen,
@@ -29,18 +30,21 @@ from warploom.integrations.torch_program import (
     copyable,
     empty_like,
     form_of,
+    multiprocessors,
     operator,
     refuse_backward,
     steps,
     torch_module,
     variant_kernel,
 )
-from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig, packed_for
 from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
 
 torch: Any = torch_module()
+LEAST_ROOM = 32  # sequences that a list of tasks has room for
 BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 MASKS = "bool causal=False, int? window=None, float? scale=None"
 FORWARD = (
@@ -172,7 +176,8 @@ def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
         packed=True,
         softcap=softcap,
     )
-    return config, launches_of(config)
+    config = packed_for(config, len(q), k.shape[1], multiprocessors(q.device.index))
+    return config, Launches(partial(_kernels, config, len(options[0]) - 1))
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
@@ -191,19 +196,47 @@ def arrays_between(config: BackwardConfig, q: Any, sequences: int) -> dict[str, 
     return found
 
 
-def tables(config: BackwardConfig, cu_q: Any, cu_k: Any, rows: int, keys: int) -> dict[str, Any]:
-    """Bounds and tasks of the backward kernels; `rows` and `keys` are all tokens.
+def lists(config: BackwardConfig, sequences: int) -> tuple[TileListConfig, TileListConfig]:
+    """What makes the lists of tasks of rows and of keys.
 
     Tiles of keys that add in turn stand in order: each waits for tiles that began before it.
     """
-    row_count, key_count = config.tile
-    order = None if config.deterministic else False
+    room = max(LEAST_ROOM, 1 << (sequences - 1).bit_length())
+    order = "sequences" if config.deterministic else "left" if config.causal else "all"
+    return (
+        TileListConfig(config.tile, "rows", "sequences", room),
+        TileListConfig(config.tile, "keys", order, room),
+    )
+
+
+def room_for_lists(
+    config: BackwardConfig, rows: int, keys: int, sequences: int, device: Any
+) -> dict[str, Any]:
+    """Both lists, as long as so many tokens and sequences may need; that of keys is a whole number
+    of rounds of a band's tasks over all SMs."""
+    row_tiles, key_tiles = (
+        tokens // count + sequences for tokens, count in zip((rows, keys), config.tile, strict=True)
+    )
+    if not config.deterministic:
+        band = max(1, config.band)
+        rounds = -(-key_tiles * band // config.sms)
+        key_tiles = -(-rounds * config.sms // band)
+    make = partial(torch.empty, dtype=torch.int32, device=device)
     return {
-        "row_bounds": _with_none(cu_q),
-        "key_bounds": _with_none(cu_k),
-        "row_tiles": tile_table(cu_q, row_count, _most(rows, row_count, cu_q)),
-        "key_tiles": tile_table(cu_k, key_count, _most(keys, key_count, cu_k), order),
+        "row_tiles": make((row_tiles, TILE_FIELDS)),
+        "key_tiles": make((key_tiles, TILE_FIELDS)),
     }
+
+
+def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
+    """All that a call launches, by name."""
+
+    def made(own: TileListConfig) -> Callable[[], Built]:
+        return lambda: build(tile_list(own), tile_list_schedule(own))
+
+    return {x.name: (("tile_list", x), made(x)) for x in lists(config, sequences)} | kernels_of(
+        config
+    )
 
 
 def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *args: Any) -> None:
@@ -216,7 +249,8 @@ def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *arg
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
     arrays |= dict(zip(("dq", "dk", "dv"), made, strict=True))
     arrays |= arrays_between(config, q, len(cu_q) - 1)
-    launches(arrays | tables(config, cu_q, cu_k, len(q), len(k)))
+    arrays |= room_for_lists(config, len(q), len(k), len(cu_q) - 1, q.device)
+    launches(arrays | {"row_ends": cu_q, "key_ends": cu_k})
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
