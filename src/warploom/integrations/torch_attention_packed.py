@@ -2,7 +2,7 @@
 
 q is `[tokens, heads, d]`, k and v are `[tokens, kv_heads, d]`; sequence s has the tokens
 `cu_seqlens[s]` to `cu_seqlens[s + 1]`, as in FlashAttention's `flash_attn_varlen_func`. Which tile
-of which sequence a task is stands in tables that torch makes of the bounds on the GPU, so that no
+of which sequence a task is stands in lists that kernels make of the bounds on the GPU, so that no
 call waits for it. The forward kernel is `kernels.attention.program`, the gradients are those of
 `kernels.attention.backward`, compiled at first use.
 """
@@ -39,7 +39,12 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig, packed_for
 from warploom.kernels.attention.program import AttentionConfig
-from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
+from warploom.kernels.attention.tasks import (
+    MOST_PACKED,
+    TileListConfig,
+    tile_list,
+    tile_list_schedule,
+)
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
 
@@ -57,36 +62,9 @@ BACKWARD = (
 )
 
 
-def tile_table(bounds: Any, count: int, most: int, longest_last: bool | None = None) -> Any:
-    """`[most, 2]`, int32: (sequence, tile) of every tile of `count` tokens of the sequences between
-    `bounds: [sequences + 1]`, and for the rest (sequences, 0).
-
-    Tiles are in order; by `longest_last` those of the longest sequences come first, and of one
-    sequence the last or the first.
-    """
-    lengths = bounds.diff()
-    tiles = (lengths + (count - 1)) // count
-    ends = tiles.cumsum(0)
-    number = torch.arange(most, device=bounds.device)
-    sequence = torch.searchsorted(ends, number, right=True)
-    known = sequence < len(lengths)
-    at = sequence.clamp(max=len(lengths) - 1)
-    tile = torch.where(known, number - (ends - tiles)[at], 0)
-    if longest_last is not None:
-        left = tile + 1 if longest_last else tiles[at] - tile
-        order = torch.where(known, left, 0).argsort(descending=True, stable=True)
-        sequence, tile = sequence[order], tile[order]
-    return torch.stack((sequence, tile), 1).int()
-
-
 def _with_none(bounds: Any) -> Any:
     """The bounds with a sequence of no tokens behind the last."""
     return torch.cat((bounds, bounds[-1:]))
-
-
-def _most(tokens: int, count: int, bounds: Any) -> int:
-    """Tiles of `count` tokens that the sequences may have."""
-    return tokens // count + len(bounds) - 1
 
 
 def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
@@ -105,10 +83,23 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
                 f"attention_varlen {name} is {bounds.dtype} {list(bounds.shape)}: expected int32 "
                 "[sequences + 1], as many for queries as for keys"
             )
-    if len(cu_q) < 2:
-        raise InputError("attention_varlen cu_seqlens_q has no sequence: expected two numbers")
+    if not 1 < len(cu_q) <= MOST_PACKED + 1:
+        raise InputError(
+            f"attention_varlen cu_seqlens_q of {len(cu_q) - 1} sequences: expected 1 to "
+            f"{MOST_PACKED}"
+        )
     _, _, _, window, scale, *_ = options
     checked_group("attention_varlen", q, k, v, window, scale)
+
+
+def _room(sequences: int) -> int:
+    """Sequences that a list of tasks has room for."""
+    return max(LEAST_ROOM, 1 << (sequences - 1).bit_length())
+
+
+def _list_kernel(own: TileListConfig) -> Chosen:
+    """The key of what makes a list of tasks, and what builds it."""
+    return ("tile_list", own), lambda: build(tile_list(own), tile_list_schedule(own))
 
 
 def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], int], Launches]:
@@ -135,7 +126,10 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], i
         return choose_attention((max_q,) * alike, base, (max_k,) * alike, heads)
 
     def choose() -> dict[str, Chosen]:
-        return {"attention": variant_kernel("attention", choice(), base)}
+        count = choice().config(base).tile[0]
+        own = TileListConfig((count, count), "rows", "causal", brief=True, room=_room(alike))
+        kernel = variant_kernel("attention", choice(), base)
+        return {own.name: _list_kernel(own), "attention": kernel}
 
     return (lambda: choice().config(base).tile[0]), Launches(choose)
 
@@ -151,8 +145,12 @@ def _forward_results(_: Any, q: Any, *others: Any) -> tuple[Any, Any]:
 def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options: Any) -> None:
     (tile, launches), (cu_q, cu_k, *_) = plan, options
     arrays = {"q": q, "k": k, "v": v, "o": made[0], "lse": made[1]}
-    arrays |= {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
-    arrays["tiles"] = tile_table(cu_q, tile(), _most(len(q), tile(), cu_q), longest_last=True)
+    arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}
+    arrays["row_bounds"] = _with_none(cu_q)
+    arrays["key_bounds"] = arrays["row_bounds"] if cu_k is cu_q else _with_none(cu_k)
+    tasks = len(q) // tile() + len(cu_q) - 1
+    arrays["tiles"] = torch.empty((tasks, 2), dtype=torch.int32, device=q.device)
+    arrays["row_tiles"] = arrays["tiles"]
     (launches if k.numel() else launches.unbound)(arrays)
 
 
@@ -201,11 +199,11 @@ def lists(config: BackwardConfig, sequences: int) -> tuple[TileListConfig, TileL
 
     Tiles of keys that add in turn stand in order: each waits for tiles that began before it.
     """
-    room = max(LEAST_ROOM, 1 << (sequences - 1).bit_length())
-    order = "sequences" if config.deterministic else "left" if config.causal else "all"
+    room = _room(sequences)
+    order = "sequences" if config.deterministic else "causal" if config.causal else "all"
     return (
-        TileListConfig(config.tile, "rows", "sequences", room),
-        TileListConfig(config.tile, "keys", order, room),
+        TileListConfig(config.tile, "rows", "sequences", room=room),
+        TileListConfig(config.tile, "keys", order, room=room),
     )
 
 
@@ -250,7 +248,7 @@ def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *arg
     arrays |= dict(zip(("dq", "dk", "dv"), made, strict=True))
     arrays |= arrays_between(config, q, len(cu_q) - 1)
     arrays |= room_for_lists(config, len(q), len(k), len(cu_q) - 1, q.device)
-    launches(arrays | {"row_ends": cu_q, "key_ends": cu_k})
+    launches(arrays | {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()})
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -86,13 +86,20 @@ def task_list_schedule(config: TaskListConfig) -> SimtSchedule:
 
 @dataclass(frozen=True)
 class TileListConfig:
-    """Rows of a block and keys of a tile; tiles `of` "rows" or "keys"; their order: "sequences",
-    one sequence after another, or what a task is as long as: "left", the tiles from it to the last
-    of its sequence, or "all" tiles of that. Sequences that there is room for, a power of 2."""
+    """What is static in a list of tiles.
+
+    tile    rows of a block and keys of a tile
+    of      "rows" or "keys"
+    order   "sequences": one after another; or the longest task first, which is as long as "all"
+            tiles of its sequence, or "causal": of rows those up to its own, of keys those from it
+    brief   an entry is the number of the sequence, and that of the tile
+    room    sequences that there is room for, a power of 2
+    """
 
     tile: tuple[int, int] = (64, 128)
     of: str = "keys"
-    order: str = "left"
+    order: str = "causal"
+    brief: bool = False
     room: int = 64
 
     def __post_init__(self) -> None:
@@ -101,10 +108,10 @@ class TileListConfig:
             raise InputError(
                 f"list of tiles of {self.room} packed sequences: expected at most {MOST_PACKED}"
             )
-        if self.of not in ("rows", "keys") or self.order not in ("sequences", "left", "all"):
+        if self.of not in ("rows", "keys") or self.order not in ("sequences", "causal", "all"):
             raise InputError(
                 f"list of tiles of {self.of!r} in the order {self.order!r}: expected 'rows' or "
-                "'keys', and 'sequences', 'left' or 'all'"
+                "'keys', and 'sequences', 'causal' or 'all'"
             )
 
     @property
@@ -151,7 +158,7 @@ def _tile_list(row_ends: Array, key_ends: Array, config: TileListConfig, **tiles
 
     def longer(than: Tile) -> Tile:
         """How many tasks are as long as more than so many tiles."""
-        if config.order == "left":
+        if config.order == "causal":
             return sum_along(maximum(counts - than, 0), "sequences")
         return sum_along(where(than < counts, counts, 0), "sequences")
 
@@ -160,7 +167,7 @@ def _tile_list(row_ends: Array, key_ends: Array, config: TileListConfig, **tiles
         for bit in reversed(range(HALVINGS)):
             more = length + (1 << bit)
             length = where(longer(more - 1) <= place, length, more)
-    if config.order == "left":
+    if config.order == "causal":
         equal = where(length <= counts, whole + 1, 0)  # tasks of that length in each sequence
     elif config.order == "all":
         equal = where((length <= counts) & (counts <= length), counts, 0)
@@ -175,12 +182,18 @@ def _tile_list(row_ends: Array, key_ends: Array, config: TileListConfig, **tiles
     def of_its_sequence(numbers: Tile) -> Tile:
         return sum_along(where(own, whole + numbers, 0), "sequences")
 
-    tile = counts - length if config.order == "left" else after - (ends - equal)
+    if config.order == "causal":
+        tile = counts - length if config.of == "keys" else length - 1
+    else:
+        tile = after - (ends - equal)
     blocks = row // config.tile[0] + which
-    found = [of_its_sequence(x) for x in (row, rows, blocks, key, keys, tile)]
+    fields = (which, tile) if config.brief else (row, rows, blocks, key, keys, tile)
+    found = [of_its_sequence(x) for x in fields]
     none = 1 - sum_along(where(own, whole + 1, 0), "sequences")
     last = read(row_ends, sequences)
     nowhere = {0: last, 2: last // config.tile[0] + sequences, 3: read(key_ends, sequences)}
+    if config.brief:
+        nowhere = {0: sequences}
     at = span(block * config.tasks, config.tasks)
     for field, one in enumerate(found):
         there = one + none * number(nowhere[field], INT32) if field in nowhere else one
