@@ -21,7 +21,7 @@ from warploom.codegen.cuda.emit_steps import raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
-from warploom.codegen.cuda.tasks import task_lines
+from warploom.codegen.cuda.tasks import placed_early, task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import CHUNK
@@ -148,7 +148,7 @@ class Printer:
         lines += [f"  prefetch_map(&{one.name});" for one in self.facts.parameters.maps]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
-        if self.plan.dependent:
+        if self.plan.dependent and not placed_early(self.plan):
             lines.append("wait_previous_grid();")
         return lines
 
