@@ -31,8 +31,10 @@ def source():
 
 @pytest.mark.parametrize(
     ("threads", "columns", "resident", "declared"),
-    [(384, 256, 1, 384), (512, 200, 1, 512), (512, 208, 1, 384), (512, 256, 1, 384)]
-    + [(256, 256, 1, 256), (256, 256, 2, 128), (384, 128, 2, 256), (384, 96, 2, 384)],
+    [
+        *[(384, 256, 1, 384), (512, 200, 1, 512), (512, 208, 1, 384), (512, 256, 1, 384)],
+        *[(256, 256, 1, 256), (256, 256, 2, 128), (384, 128, 2, 256), (384, 96, 2, 384)],
+    ],
 )
 def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, resident, declared):
     assert threads_for(threads, columns, resident) == declared

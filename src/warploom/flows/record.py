@@ -71,8 +71,8 @@ def record(
                 say(f"{label}: {name}: not of use: {error}")
     if not replays:
         raise InputError(
-            f"--record: {settings.name}: nothing of it is predicted, since the replay follows loops "
-            "with matmuls; a table without them takes times measured on a GPU (bench/row_plans.py)"
+            f"--record: {settings.name}: nothing of it is predicted: the replay follows loops with "
+            "matmuls; a table without them takes times measured on a GPU (bench/row_plans.py)"
         )
     kind = replace(kind, replays=replays)
     rows = [_row(settings, kernel, table, kind, shape, measuring, say) for shape in shapes]

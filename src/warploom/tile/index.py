@@ -172,9 +172,8 @@ def as_index(value: IndexLike) -> Index:
         return value
     number: Any = value
     if isinstance(number, tuple):
-        raise refuse(
-            f"index {shown(number)}: expected one place; of a single axis: (i,) = grid(...)"
-        )
+        told = "expected one place; of a single axis: (i,) = grid(...)"
+        raise refuse(f"index {shown(value)}: {told}")
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise refuse(f"index {shown(number)}: expected a whole number, a size or a position")
     return const(int(number))
