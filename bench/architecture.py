@@ -54,6 +54,7 @@ MIRRORED = frozenset(
 # How the names of modules end that a user starts or imports: nothing inside has to import them.
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
+    ".evidence",  # what bench leaves behind
     ".flows.pack",  # python -m warploom.flows.pack
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
