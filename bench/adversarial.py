@@ -35,7 +35,6 @@ from warploom.sass.rules.verify import Verifier
 
 ROOT: Final = Path(__file__).parent.parent
 OWN: Final = ROOT / "tests" / "sass" / "data" / "own"
-STORED: Final = ROOT / "bench" / "results" / "raw" / "own_kernels"
 RESULT: Final = ROOT / "bench" / "results" / "raw" / "adversarial.json"
 PAGE: Final = ROOT / "docs" / "checks.md"
 BEGIN, END = "<!-- adversarial: begin -->", "<!-- adversarial: end -->"
@@ -50,9 +49,6 @@ def cubins() -> Iterator[tuple[str, Cubin]]:
     for path in sorted(OWN.glob("*.cubin.xz")):
         name = path.name.removesuffix(".cubin.xz")
         yield name, parse(lzma.decompress(path.read_bytes()), name)
-    for path in sorted(STORED.glob("*/manifest.json")):
-        name = json.loads(path.read_text())["kernel"]
-        yield f"own {name} {path.parent.name[:6]}", load(path.with_name("kernel.cubin"))
 
 
 def disassembled_once() -> None:

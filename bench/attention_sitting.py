@@ -4,7 +4,7 @@
     python -m bench.attention_sitting sit --dry           here: would every case run
     python -m bench.attention_sitting prepare             on the GPU machine: libraries compile
     python -m bench.attention_sitting sit --name one      there: a sitting, three at least
-    python -m bench.attention_sitting merge FILE...       sittings into bench/results
+    python -m bench.attention_sitting merge FILE...       sittings into bench/results [--only CASES]
     python -m bench.attention_sitting variants FILE...    of one sitting each, the times of variants
                                                           that tuned tables are made from
 
@@ -379,12 +379,15 @@ def _prepare(args: argparse.Namespace, names: list[str]) -> int:
     return 1 if any("error" in r for r in found) else 0
 
 
-def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings; those of shapes that were not timed stay."""
+def merge(paths: list[Path], results: Path, names: list[str]) -> None:
+    """The rows of these cases of sittings; those of shapes that were not timed stay."""
+    shapes = {Case(name).shape for name in names}
     bursts, short = st.rows_of(paths, "attention-forward", st.seen_in_bursts)
+    bursts = [row for row in bursts if row.shape in shapes]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     kb.put(results / "attention_forward.json", st.with_note(bursts, note))
     alone, less = st.rows_of(paths, "attention-alone", st.seen_alone)
+    alone = [row for row in alone if row.shape in shapes]
     note = f"alone for {st.ALONE} s after {st.SETTLE} s"
     if alone:
         kb.put(results / "attention_alone.json", st.with_note(alone, note))
@@ -442,7 +445,7 @@ def main() -> int:
         build_all(names)
         return 0
     if args.mode == "merge":
-        merge(args.files, RESULTS)
+        merge(args.files, RESULTS, names)
         return 0
     if args.mode == "variants":
         kb.put(RESULTS / "attention_variants.json", [r for p in args.files for r in variants(p)])

@@ -492,7 +492,7 @@ def arguments(description: str, cases: Sequence[str], modes: Sequence[str]) -> a
     parser.add_argument("--no-alone", action="store_true", help="bursts only")
     parser.add_argument("--front-door", action="append", type=front_door, default=[])
     parser.add_argument("--without", action="append", default=[], help="a baseline to leave out")
-    return kb.read_by_mode(parser, {"build": ("only",), "merge": ("files",)})
+    return kb.read_by_mode(parser, {"build": ("only",), "merge": ("files", "only")})
 
 
 def kept(calls: Calls, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:

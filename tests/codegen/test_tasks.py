@@ -15,9 +15,10 @@ from warploom.codegen.oracle.barriers import TaskRing
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
-from warploom.tile import interpret
+from warploom.tile import E4M3, interpret
 
 from .programs import attention_case
 
@@ -146,6 +147,22 @@ def test_dynamic_kernels_compile_and_name_their_counter():
     built = build(program, schedule)
     assert {"kind": "counter"} in built.source.parameters and built.source.dependent
     assert emit(lower(program, schedule)).text.count("take_task(task_counter") == 1
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_every_role_waits_for_the_previous_grid_before_it_reads_or_writes(once):
+    config = DecodeConfig(dtype=E4M3, page=16, once=once, tile=(64, 128))  # whose values are turned
+    program = decode(config)
+    text = emit(lower(program, schedule_for(program, decode_policy(config)))).text
+    text = text[text.index("start_next_grid();\n") :]
+    before, *roles = text.split("const int task = " if once else "for (int task = ")
+    assert len(roles) == 3  # loading, turning, computing
+    assert ("wait_previous_grid();" in before) != once
+    assert not re.search(r"_data\b|tma_load", before)
+    for role in roles if once else ():
+        first = re.search(r"_data\b|tma_load|barrier_wait", role)
+        place, wait = (role.index(x) for x in ("_place = rest %", "wait_previous_grid();"))
+        assert place < wait < first.start() and role.count("wait_previous_grid();") == 1
 
 
 REFUSED = {

@@ -23,20 +23,28 @@ from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
 from tests.kernels.backward_case import backward_case
+from tests.kernels.decode_case import decode_case
+from tests.kernels.grouped_case import grouped_case
 
+from warploom.autosched.plans import ADDING
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
+from warploom.kernels.attention.append import append, append_schedule
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.decode import decode, decode_policy
 from warploom.kernels.attention.gradients import kernel as gradient_kernel
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
 from warploom.kernels.convolution.config import ConvolutionConfig
 from warploom.kernels.convolution.program import default_policy as convolution_policy
 from warploom.kernels.convolution.program import long_convolution
+from warploom.kernels.gemm.grouped import grouped, grouped_policy
+from warploom.kernels.gemm.program import combine
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
+from warploom.kernels.gemm.weight_only import weight_only, weight_only_policy
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.kernels.recurrent import hedgehog, solved
 from warploom.kernels.recurrent.backward import (
@@ -119,12 +127,18 @@ VARIANTS = {
     ),
     "128x200": _gemm("128,200", PAIR),
     "in_cluster": _gemm("128,64", "slices=4", "panels=1", WIDE),
+    "parts": _gemm("128,64", PAIR, "parts=4", "panels=1", WIDE),
     **{name: GEMM.find(name) for name in ("cluster-reduce6-64x64", "192x256", "192x256-along-n")},
 }
 
 
-def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
-    """A GEMM of m x n x k (or batch x m x n x k): the variant its shape gets, or a named one."""
+def gemm(
+    shape: str, variant: str = "", seed: int = 0, adding: bool = False, **settings: str
+) -> Case:
+    """A GEMM of m x n x k (or batch x m x n x k): the variant its shape gets, or a named one.
+
+    One in parts has two kernels: the first is meant, or the one that is `adding` them up.
+    """
     sizes = dict(zip(("batch", "m", "n", "k")[-len(shape.split("x")) :], shape.split("x"),
                      strict=True))  # fmt: skip
     config, dims = configure("gemm", {**sizes, **settings})
@@ -133,9 +147,12 @@ def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
         dims["m"], dims["n"], dims["k"], config, batch
     )  # fmt: skip
     config = choice.config(config)
-    program = entry("gemm").program(config)
-    arrays = random_arrays(program, dims, seed)
-    return Case(program, choice.schedule(config), arrays, bound=5e-3, family="gemm")
+    program, schedule = entry("gemm").program(config), choice.schedule(config)
+    arrays = random_arrays(program, {**dims, "slices": config.slices}, seed)
+    if adding:
+        program, schedule = combine(config), ADDING
+        arrays |= random_arrays(program, {**dims, "slices": config.slices}, seed)
+    return Case(program, schedule, arrays, bound=5e-3, family="gemm")
 
 
 def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings: str) -> Case:
@@ -146,6 +163,7 @@ def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings:
     config = choice.config(config)
     program = entry("attention").program(config)
     arrays = random_arrays(program, dims, seed)
+    arrays |= {name: abs(array) for name, array in arrays.items() if name.startswith("scale_")}
     if rising:
         arrays["q"][..., 0] = config.head_dim**0.5
         arrays["k"][..., 0] = np.linspace(0, rising, dims["keys"])
@@ -283,6 +301,73 @@ def beside_rows(made: tuple[Program, Any], **sizes: int) -> Case:
     return Case(program, schedule, values, family="rows")
 
 
+def served(kind: str, name: str) -> Case:
+    """A kernel of serving on the inputs of its own tests: decode, mixed batches, new tokens into a
+    cache, experts, narrow weights."""
+    made = import_module(f"tests.kernels.test_{kind}")
+    config, *sizes = (
+        one if isinstance(one := getattr(made, SERVED[kind][0])[name], tuple) else [one]
+    )
+    program, policy, arrays = SERVED[kind][1](made, config, list(sizes))
+    bound = 0.05 if "8 bits" in name or kind == "append" else 8e-3
+    schedule = schedule_for(program, policy) if isinstance(policy, Policy) else policy
+    return Case(program, schedule, arrays, bound=bound, family="serving")
+
+
+def _decode(_: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:
+    return decode(config), decode_policy(config), decode_case(config, *sizes)[0]
+
+
+def _mixed(made: Any, config: Any, _: list[Any]) -> tuple[Program, Any, Values]:
+    return decode(config), decode_policy(config), made.case(config)[0]
+
+
+def _append(made: Any, config: Any, _: list[Any]) -> tuple[Program, Any, Values]:
+    return append(config), append_schedule(config), made.arrays_of(config)
+
+
+def _grouped(_: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:
+    counts, n, k = sizes
+    whole = -(-k // 16) * 16  # TMA wants rows of multiples of 16 bytes
+    return grouped(config), grouped_policy(config), grouped_case(config, counts, n, whole)[0]
+
+
+def _weight_only(made: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:
+    return weight_only(config), weight_only_policy(config), made.case(config, *sizes)[0]
+
+
+# kind -> (its tests' table of configurations, what makes program, schedule and inputs, which names)
+SERVED: dict[str, tuple[str, Callable[..., tuple[Program, Any, Values]], tuple[str, ...]]] = {
+    "decode": ("CASES", _decode, (
+        "dense", "one part", "pages of 16", "window", "sinks", "8 bits", "8 bits, pages of 16",
+        "latent", "latent, 8 bits", "two groups",
+    )),
+    "mixed": ("CONFIGS", _mixed, ("one group", "two groups, window")),
+    "append": ("CASES", _append, ("rotated", "pages", "8 bits")),
+    "grouped": ("CASES", _grouped, (
+        "blocks", "promoted rows", "rows of experts", "rows of experts, rows", "turned", "masked",
+        "swiglu, blocks",
+    )),
+    "weight_only": ("CASES", _weight_only, ("two groups", "slices", "nibbles of groups")),
+}  # fmt: skip
+
+
+def packed_gradients(name: str, part: str) -> Case:
+    """One of the kernels of a backward pass over packed sequences."""
+    made = import_module("tests.kernels.test_attention_packed_backward")
+    config, values, want = made.packed_case(name)
+    cases: dict[str, Case] = {}
+
+    def run(step: str, program: Program, policy: Policy, given: Values) -> Values:
+        schedule, allow = schedule_for(program, policy), gradient_kernel(config, step)[2]
+        cases[step] = Case(program, schedule, dict(given), allow=allow,
+                           family="attention backward", counters=("turns",))  # fmt: skip
+        return {} if part in cases else interpret(program, given)
+
+    made.run_parts(config, values, want, run)
+    return cases[part]
+
+
 def convolution(config: ConvolutionConfig) -> Case:
     """Long convolution of three sequences of two tiles of heads."""
     made = import_module("tests.kernels.test_convolution")
@@ -336,6 +421,7 @@ def recurrence_backward(name: str, part: str) -> Case:
 RECURRENCES = {
     "mamba2": RecurrentConfig("step", softplus=True, skip=True, final=True),
     "gla": RecurrentConfig("channel", gates=BF16, initial=True),
+    "simple-gla": RecurrentConfig("token", initial=True, final=True),
     "gated-delta": RecurrentConfig("token", delta=True, final=True),
     "based": RecurrentConfig("none", taylor=True, key_dim=16),
 }
@@ -365,12 +451,20 @@ CASES: dict[str, Callable[[], Case]] = {
     "gemm-any-columns": lambda: gemm("200x424x136", "128x200"),
     "gemm-cluster-reduce": lambda: gemm("300x136x1000", "in_cluster"),
     "gemm-cluster-reduce-of-six": lambda: gemm("200x136x1000", "cluster-reduce6-64x64"),
+    "gemm-parts": lambda: gemm("300x136x1000", "parts"),
+    "gemm-parts-added": lambda: gemm("300x136x1000", "parts", adding=True, bias="true"),
     "gemm-three-groups": lambda: gemm("800x520x200", "192x256"),
     "gemm-three-groups-epilogue": lambda: gemm(
         "400x264x136", "192x256-along-n", bias="true", activation="gelu"
     ),
     "gemm-cluster-of-4": lambda: gemm("700x264x136", "128x256-by-4"),
     "attention": lambda: attention(rows="200", keys="200"),
+    **{
+        f"attention-fp8-{d}": lambda d=d: attention(
+            rows="300", keys="400", head_dim=d, dtype="e4m3", causal="true"
+        )
+        for d in ("64", "128", "256")
+    },
     "attention-one-key": lambda: attention(rows="130", keys="1"),
     "attention-no-keys": lambda: attention(rows="130", keys="0", lse="true"),
     "attention-causal": lambda: attention(
@@ -456,6 +550,20 @@ CASES: dict[str, Callable[[], Case]] = {
     **{f"rows-{name}": lambda one=one: row_operation(*one) for name, one in ROWS.items()},
     "rows-sums": lambda: beside_rows(sums_kernel(BF16), parts=70, n=264),
     "rows-scaled": lambda: beside_rows(scaled_kernel(BF16), n=9000, one=1, parts=2),
+    **{
+        f"{kind}-{name}".replace("_", "-").replace(",", "").replace(" ", "-"): (
+            lambda kind=kind, name=name: served(kind, name)
+        )
+        for kind, (_, _, names) in SERVED.items()
+        for name in names
+    },
+    **{
+        f"backward-packed-{name}-{part}": lambda name=name, part=part: packed_gradients(name, part)
+        for name, part in (
+            ("causal", "prepare"), ("causal", "main"), ("causal", "finish"), ("short", "main"),
+            ("in-turn", "main"),
+        )
+    },
     "convolution": lambda: convolution(ConvolutionConfig(1024, pairs=2)),
     "convolution-around": lambda: convolution(ConvolutionConfig(4096, causal=False, pairs=2)),
     "convolution-blocks": lambda: convolution(ConvolutionConfig(pairs=1, blocks=True)),

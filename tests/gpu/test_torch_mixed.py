@@ -76,3 +76,12 @@ def test_a_graph_follows_what_the_gpu_says_of_the_batch():
         kv = [cache[table[s].long()].flatten(0, 1)[: lengths[s]] for cache in (k, v)]
         want = exact(q[rows], *kv)
         assert float((out[rows].double() - want).norm() / want.norm()) < 6e-3
+
+
+@pytest.mark.parametrize("sequences", [SEQUENCES, ((1, 500),) * 9])
+def test_a_list_made_before_gives_the_same_bits(sequences):
+    arguments, _ = operands(sequences)
+    q, _, _, seen, _, bounds = arguments
+    tasks = mixed.get_scheduler_metadata(bounds, seen, q.shape[0], HEADS, KV_HEADS)
+    got = mixed.attention_mixed(*arguments, scheduler_metadata=tasks)
+    assert torch.equal(got, mixed.attention_mixed(*arguments))

@@ -191,6 +191,7 @@ def test_parts_keep_every_multiprocessor_busy():
         plan = planned(config, heads, 1, keys, 132)
         assert least <= plan.splits <= most, (heads, keys, plan.splits)
         assert plan.config.split == (plan.splits > 1) and plan.room >= plan.splits
+        assert plan.config.once == (heads * plan.splits <= 132)
     assert planned(config, 8, 1, 4096, 132, splits=5).splits == 5
     equal = replace(config, part=PART)
     plans = [planned(equal, heads, 1, keys, 132) for heads in (8, 512) for keys in (100, 131072)]

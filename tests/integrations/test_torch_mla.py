@@ -58,6 +58,7 @@ def test_what_no_kernel_takes_is_refused_before_a_launch(message):
     [
         (DecodeConfig(BF16, 576, 512, 8), {"num_splits": 1}),
         (DecodeConfig(BF16, 576, 512, 8, causal=True, page=16), {"causal": True, "num_splits": 3}),
+        (DecodeConfig(BF16, 576, 512, 8, causal=True, page=64), {"causal": True, "num_splits": 1}),
         (DecodeConfig(BF16, 576, 512, 8, scale=0.1, page=32, part=PART), {"batch_invariant": True}),
         (DecodeConfig(E4M3, 576, 512, 8), {"num_splits": 2}),
     ],

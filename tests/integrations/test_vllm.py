@@ -66,8 +66,9 @@ def step(tokens, **changes):
 
 
 def test_a_step_stores_its_tokens_and_attends(registered, monkeypatch):
-    backend, calls, tokens = backend_of(registered), [], 4
+    backend, calls, lists, tokens = backend_of(registered), [], [], 4
     monkeypatch.setattr(vllm, "attention_mixed", lambda *args: calls.append(args) or args[0] + 1)
+    monkeypatch.setattr(vllm, "get_scheduler_metadata", lambda *of: lists.append(of) or of[0] * 2)
     metadata = backend.get_builder_cls()(None, [], None, "cpu").build(0, step(tokens))
     layer = backend.get_impl_cls()(4, 64, 0.1, 2, sliding_window=50)
     caches = torch.zeros(backend.get_kv_cache_shape(9, 16, 2, 64))
@@ -78,9 +79,14 @@ def test_a_step_stores_its_tokens_and_attends(registered, monkeypatch):
     assert torch.equal(out[:4], q[:4].flatten(1) + 1)
     assert not out[4:].any()
     assert not caches.flatten(1, 2)[:, 44:].any()
-    ((queries, _, _, lengths, pages, starts, *options),) = calls
+    ((queries, _, _, lengths, pages, starts, *options, tasks),) = calls
     assert [x.shape[0] for x in (queries, lengths, pages, starts)] == [4, 2, 2, 3]
     assert options == [0.1, 50, 0.0]
+    # Another layer of as many heads takes the list that this one made.
+    layer.forward(None, q, k, v, caches, metadata, torch.zeros(6, 4 * 64))
+    assert calls[1][-1] is tasks
+    assert torch.equal(tasks, starts * 2)
+    assert [of[2:] for of in lists] == [(tokens, 4, 2)]
 
 
 def test_what_there_is_no_kernel_for_is_refused(registered):

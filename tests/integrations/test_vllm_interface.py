@@ -50,6 +50,7 @@ def test_it_says_before_an_engine_begins_what_has_no_kernel(backend):
 def test_a_step_in_its_own_words_reaches_the_kernel(backend, monkeypatch, layout):
     calls = []
     monkeypatch.setattr(vllm, "attention_mixed", lambda *args: calls.append(args) or args[0] + 1)
+    monkeypatch.setattr(vllm, "get_scheduler_metadata", lambda *of: None)
     bounds = torch.tensor([0, 1, 4], dtype=torch.int32)
     common = interface.CommonAttentionMetadata(
         query_start_loc=bounds, query_start_loc_cpu=bounds,

@@ -20,18 +20,18 @@ from warploom.kernels.attention.decode_plan import planned
 LATENT = DecodeConfig(head_dim=576, value_dim=512)
 # name -> (config, lengths, queries)
 CASES = {
-    "dense": (DecodeConfig(group=4), (300, 0, 1), 1),
+    "dense": (DecodeConfig(group=4, once=True), (300, 0, 1), 1),
     "one part": (DecodeConfig(group=5, split=False, head_dim=64), (129, 128), 1),
     "pages of 16": (DecodeConfig(group=4, page=16), (150, 0, 33), 1),
     "pages of 128": (DecodeConfig(group=2, page=128, causal=True), (300, 140), 3),
     "pages of 256": (DecodeConfig(page=256, dtype=t.FP16, scale=0.2), (513, 255), 2),
     "causal": (DecodeConfig(group=3, causal=True, head_dim=64), (200, 2, 129), 4),
-    "window": (DecodeConfig(group=3, causal=True, window=70, page=32), (300, 60), 2),
+    "window": (DecodeConfig(group=3, causal=True, window=70, page=32, once=True), (300, 60), 2),
     "sinks": (DecodeConfig(group=4, sinks=True, page=32), (200, 0, 33), 1),
     "soft cap": (DecodeConfig(group=8, softcap=2.0), (200,), 1),
     "parts of one size": (DecodeConfig(group=4, part=64, head_dim=64), (150, 0, 33), 1),
     "long blocks": (DecodeConfig(group=4, page=64, tile=(64, 128)), (150, 64), 1),
-    "8 bits": (DecodeConfig(group=4, dtype=t.E4M3, tile=(64, 128)), (300, 0, 1), 1),
+    "8 bits": (DecodeConfig(group=4, dtype=t.E4M3, once=True, tile=(64, 128)), (300, 0, 1), 1),
     "8 bits, one part": (DecodeConfig(group=5, dtype=t.E4M3, split=False, head_dim=64), (129,), 1),
     "8 bits, pages of 16": (
         DecodeConfig(group=2, dtype=t.E4M3, page=16, causal=True, window=70, softcap=2.0),
@@ -41,7 +41,7 @@ CASES = {
     "8 bits, pages of 128": (DecodeConfig(dtype=t.E4M3, page=128, part=128), (300, 128), 2),
     "latent": (replace(LATENT, group=20, causal=True), (150, 0, 70), 2),
     "latent, pages, one part": (
-        replace(LATENT, group=70, page=64, split=False, twin=True),
+        replace(LATENT, group=70, page=64, split=False, once=True, twin=True),
         (130, 33),
         1,
     ),

@@ -134,6 +134,7 @@ REFUSED = {
     "a whole number of heads": {"q": meta(20, 7, 64)},
     "cu_seqlens_q .batch.1.": {"cu_seqlens_q": meta(3, dtype=torch.int32)},
     "expected int32 of": {"cache_seqlens": meta(3, dtype=torch.int64)},
+    "scheduler_metadata of int32 .4, 5.": {"scheduler_metadata": meta(5, 5, dtype=torch.int32)},
     "pages of 48": {f"{x}_cache": meta(9, 48, 2, 64) for x in "kv"},
 }
 
@@ -146,3 +147,11 @@ def test_what_no_kernel_takes_is_refused(message):
 
 def test_results_are_like_q():
     assert torch_mixed.attention_mixed(**given()).shape == (20, 8, 64)
+
+
+def test_layers_may_share_a_list_of_tasks():
+    of = given()
+    tasks = torch_mixed.get_scheduler_metadata(of["cu_seqlens_q"], of["cache_seqlens"], 20, 8, 2)
+    assert torch_mixed.attention_mixed(**of, scheduler_metadata=tasks).shape == (20, 8, 64)
+    with pytest.raises(InputError, match="heads=7"):
+        torch_mixed.get_scheduler_metadata(of["cu_seqlens_q"], of["cache_seqlens"], 20, 7, 2)

@@ -9,6 +9,7 @@ import pytest
 
 from bench import row_plans
 from warploom import tile as t
+from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
@@ -21,6 +22,9 @@ from warploom.kernels.rows import choose
 from warploom.kernels.rows.choose import row_kernel, scaled_kernel, sums_kernel
 from warploom.kernels.rows.plans import TABLE, RowPlan, plan_of, read_plans
 from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
+from warploom.sass.flow.loops import natural_loops
 from warploom.tile import BF16, FP32, INT32, interpret
 
 PERSISTENT, AGAIN = LaunchPlan(), frozenset({"again"})
@@ -188,6 +192,53 @@ def test_a_class_is_picked_and_not_compared():
     ops = {op.id: op.kind for op in program.ops()}
     assert [ops[number] for number in facts.picks] == ["reduce_sum"]
     assert sorted(ops[number] for number in facts.idle) == ["eq", "where"]
+
+
+def test_a_class_is_picked_of_rows_that_only_this_block_stores_over():
+    picked = {}
+    for name in ("in place", "in place over a cluster"):
+        program, schedule, _ = case(name)
+        picked[name] = len(simt_facts(program, schedule, "sm_90a").picks)
+    assert list(picked.values()) == [1, 0]
+
+
+def test_a_class_is_not_picked_where_rows_are_stored_before():
+    def body(x, own, y):
+        (i,) = t.grid(m=t.size("m"))
+        rows, cols = t.span(i, 1), t.span(0, 512)
+        tile = t.load(x, rows, cols)
+        t.store(x, rows, cols, tile=tile * 2.0)
+        named = t.load(own, rows).equals(t.coordinate("n", 512, 0))
+        t.store(y, rows, tile=t.sum_along(t.where(named, tile, 0.0), "n"))
+
+    arrays = {"x": t.array(FP32, "m n"), "own": t.array(INT32, "m"), "y": t.array(FP32, "m")}
+    assert not simt_facts(t.trace(body, arrays, name="late"), small(64, 4), "sm_90a").picks
+
+
+def test_a_barrier_is_between_reading_a_class_and_storing_over_it():
+    program, _, _ = case("in place")
+    text = emit_simt(program, small(32, 8), "sm_90a").text  # a warp a row: no exchange has one
+    before, _, behind = text[text.index("extern") :].rpartition("__syncthreads();")
+    assert "read_whole(one, x_data" in before and "write_whole<8>" not in before
+    assert re.search(r"write_whole<8>\(&\w+\[i\]\[s \* 8\], x_data", behind)
+
+
+def test_the_next_row_is_loaded_while_this_one_is_worked_on():
+    """Where ptxas waits for loads behind the last of them, their time is hidden by nothing."""
+    program = row_program(RowConfig("rmsnorm_backward", 5003))
+    kernel = decode(parse(build(program, replace(simt(program), aligned=True)).cubin))
+    (loop,) = (one for one in natural_loops(kernel) if len(one.blocks) > 4)
+    inside = [
+        one
+        for block in loop.blocks
+        for one in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]
+    ]
+    loads = [at for at, one in enumerate(inside) if one.line.opcode.startswith("LDG.E.U16")]
+    boards = {inside[at].control.write_sb for at in loads}
+    assert len(loads) == 20
+    behind = inside[loads[-1] + 1 :]
+    exchanged = next(at for at, one in enumerate(behind) if one.base == "BAR")
+    assert not any(one.control.wait >> board & 1 for one in behind[:exchanged] for board in boards)
 
 
 def test_what_is_loaded_again_is_copied_once():

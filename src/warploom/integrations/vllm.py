@@ -9,12 +9,12 @@ causal ones, ALiBi, sinks, latent attention) it refuses in vLLM's own way.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.integrations.torch_mixed import attention_mixed
+from warploom.integrations.torch_mixed import attention_mixed, get_scheduler_metadata
 from warploom.kernels.attention.decode import HEADS, PAGES
 
 OLDER = ("k and v", "pages", "page", "kv_heads", "d")  # dimensions of a cache before vLLM 0.33
@@ -38,6 +38,14 @@ class Batch:
     lengths: Any
     pages: Any
     slots: Any
+    lists: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
+
+    def tasks(self, heads: int, kv_heads: int) -> Any:
+        """The list of tasks, which the first layer of so many heads makes for the others."""
+        if (heads, kv_heads) not in self.lists:
+            of = self.starts, self.lengths, self.tokens, heads, kv_heads
+            self.lists[heads, kv_heads] = get_scheduler_metadata(*of)
+        return self.lists[heads, kv_heads]
 
 
 def batch_of(common: Any) -> Batch:
@@ -84,6 +92,7 @@ class Layer:
             self.scale,
             self.window,
             self.softcap,
+            batch.tasks(q.shape[1], k.shape[1]),
         )
         out[: batch.tokens] = made.view(out[: batch.tokens].shape)
         return out

@@ -21,7 +21,7 @@ from warploom.codegen.cuda.emit_steps import raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
-from warploom.codegen.cuda.tasks import task_lines
+from warploom.codegen.cuda.tasks import placed_early, task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import CHUNK
@@ -85,7 +85,7 @@ class Printer:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            *_declared_note(facts),
+            *_declared_note(facts, self.plan.resident),
             f'extern "C" __global__ void __launch_bounds__({facts.declared}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
@@ -107,6 +107,7 @@ class Printer:
             persistent=self.plan.persistent,
             dependent=self.plan.dependent,
             declared_threads=facts.declared if facts.declared < facts.threads else 0,
+            resident=self.plan.resident,
             moves_registers=facts.moves_registers,
         )
 
@@ -147,7 +148,7 @@ class Printer:
         lines += [f"  prefetch_map(&{one.name});" for one in self.facts.parameters.maps]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
-        if self.plan.dependent:
+        if self.plan.dependent and not placed_early(self.plan):
             lines.append("wait_previous_grid();")
         return lines
 
@@ -347,11 +348,11 @@ class Printer:
         return list(found.values())
 
 
-def _declared_note(facts: KernelFacts) -> list[str]:
+def _declared_note(facts: KernelFacts, resident: int) -> list[str]:
     """What the kernel's file says of its launch bounds."""
     if facts.declared == facts.threads:
         return []
-    granted = entry_registers(facts.threads)
+    granted = entry_registers(facts.threads, resident=resident)
     return [
         f"// Blocks have {facts.threads} threads. Its launch bounds declare {facts.declared}: "
         "ptxas refuses a wgmma whose sums",

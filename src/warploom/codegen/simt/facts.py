@@ -98,7 +98,7 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     loaded = frozenset(op.array.name for op in program.ops() if op.array and op.kind == "load")
     used = stored | loaded | {one.array.name for one in program.every_read()}
     parameters = _parameters(program, layout, forms, used)
-    found, idle = picks(program, forms)
+    found, idle = picks(program, forms, schedule.cluster)
     return SimtFacts(
         layout, forms, tuple(parameters), shared, cluster_at if room else None, rings, early,
         found, idle, weighted, _blocks_of_words(program, layout, forms),

@@ -1,7 +1,8 @@
 """Sums along the columns that are one element each: where(column equals a number of the row, x, 0).
 
 Where x was loaded, no element is compared or added: every thread of the row reads the one element
-from memory. The condition and the choice have no code where nothing else reads them.
+from memory, and before any thread of its block stores over it. The condition and the choice have no
+code where nothing else reads them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ class Pick:
     start: Index
 
 
-def picks(program: Program, forms: Mapping[str, str]) -> tuple[dict[int, Pick], frozenset[int]]:
-    """The sums that are picks, by op, and the ops that then have no code."""
+def picks(
+    program: Program, forms: Mapping[str, str], blocks: int
+) -> tuple[dict[int, Pick], frozenset[int]]:
+    """The sums that are picks, by op, and the ops that then have no code; of rows that so many
+    blocks have in common."""
     writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
     readers = Counter(src.name for op in program.ops() for src in op.srcs)
     made = {op.dst.name: op for op in program.ops() if op.dst and writers[op.dst.name] == 1}
-    stored = {op.array.name for op in program.ops() if op.array and op.kind != "load"}
     found: dict[int, Pick] = {}
     idle = set[int]()
     for op in program.ops():
@@ -43,13 +46,25 @@ def picks(program: Program, forms: Mapping[str, str]) -> tuple[dict[int, Pick], 
         pick = _pick(op, test, tile, made, forms)
         if pick is None or readers[op.srcs[0].name] != 1:
             continue
-        if pick.load.array is None or pick.load.array.name in stored:
+        if not _as_loaded(program, op, pick.load, blocks):
             continue
         found[op.id] = pick
         idle.add(chosen.id)
         if readers[own.name] == 1:
             idle.add(test.id)
     return found, frozenset(idle)
+
+
+def _as_loaded(program: Program, op: Op, load: Op, blocks: int) -> bool:
+    """Whether memory still has what was loaded where `op` reads it again: the array is not stored
+    to, or behind it and by the threads of this block, which a barrier holds back until then."""
+    stores = [one for one in program.ops() if one.array == load.array and one.kind != "load"]
+    if not stores:
+        return True
+    if blocks > 1 or op not in program.body:
+        return False
+    behind = program.body[program.body.index(op) :]
+    return all(one in behind and one.spans == load.spans for one in stores)
 
 
 def _pick(

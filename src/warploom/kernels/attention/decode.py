@@ -98,6 +98,7 @@ class DecodeConfig:
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     sinks    each head weighs one score more, a number of its own without a value
     split    the keys of a sequence are cut into parts, which `combine` joins
+    once     no SM has more than one task
     ragged   SMs take parts as they come, because sequences may have few keys or many
     part     keys of a part; None: equal parts, as many as there are `splits`
     twin     of latent attention: two tiles of rows load the keys of their sequence once for both
@@ -117,6 +118,7 @@ class DecodeConfig:
     sinks: bool = False
     split: bool = True
     part: int | None = None
+    once: bool = False
     ragged: bool = False
     twin: bool = False
     mixed: bool = False
@@ -157,6 +159,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode mixed=True group={self.group}: expected at most {self.tile[0]} heads that "
                 "share a key head"
+            )
+        if self.once and (self.ragged or self.mixed):
+            raise InputError(
+                f"decode once=True ragged={self.ragged} mixed={self.mixed}: expected tasks that "
+                "are shared out beforehand"
             )
         if self.sinks and (self.mixed or self.value_dim):
             raise InputError(
@@ -431,6 +438,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
         launch = LaunchPlan(
             split="e",
             cluster=("rows_tile", 2) if config.twin else ("", 1),
+            persistent=not config.once,
             store="direct",
             dependent=True,
             skip_unit=config.lazy,
@@ -445,9 +453,10 @@ def decode_policy(config: DecodeConfig) -> Policy:
     depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
     launch = LaunchPlan(
         split="rows" if height > FEW else "",
+        persistent=not config.once,
         store="direct",
         dependent=True,
-        task_rings={"q_t": 2},
+        task_rings={} if config.once else {"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
         reads_ahead=config.page is not None and not config.narrow,
         skip_unit=config.lazy,

@@ -44,7 +44,7 @@ def planned(
 
     The tile fits the packed rows; the parts are `splits`, or as many as take the least time by the
     constants above, or of the size that the configuration says. Results of several queries leave
-    packed rows by `combine`.
+    packed rows by `combine`, but for latent attention, whose one key head has them in order.
     """
     rows = queries * config.group
     # Blocks of as many bytes, whatever the elements have.
@@ -75,4 +75,6 @@ def planned(
         parts = min(MOST_SPLITS, keys // SHARE) if keys >= LONG else 1
         chosen = max(chosen, parts)
         config = replace(config, ragged=chosen > 1)
-    return Plan(replace(config, split=chosen > 1 or queries > 1), chosen)
+    packed = queries > 1 and not config.value_dim
+    once = not config.ragged and tasks * chosen <= sms
+    return Plan(replace(config, split=chosen > 1 or packed, once=once), chosen)

@@ -25,6 +25,7 @@ from warploom.codegen.cuda.simt.frame import framed
 from warploom.codegen.cuda.tasks import (
     count_lines,
     first_and_stride,
+    placed_early,
     position_lines,
     read_line,
     task_lines,
@@ -54,37 +55,29 @@ class _Printer:
         self.temporaries = 0
         self.staged = staged_tiles(program, facts.ahead) if schedule.staged else {}
 
-    def _between_grids(self) -> tuple[Sequence[str], Sequence[str]]:
-        """What a block does about other grids before it knows its place, and then: it waits for the
-        previous one where it has one task and has read no number to know it."""
-        launch = self.schedule.launch
-        if not launch.dependent:
-            return (), ()
-        late = not (launch.persistent or self.program.reads)
-        return (BETWEEN_GRIDS[:1], BETWEEN_GRIDS[1:]) if late else (BETWEEN_GRIDS, ())
-
     def source(self) -> CudaSource:
-        head, tail = self._tasks()
+        head, early, tail = self._tasks()
         declared = [self._declare(var) for var in self._variables() if var.name not in self.staged]
         for one in self.facts.weighted.sums.values():
             extent = self.layout.extents(one.total.type, ROW)[0]
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
-        first, then = self._between_grids()
+        launch = self.schedule.launch
+        grids = BETWEEN_GRIDS[: 1 if placed_early(launch) else 2] if launch.dependent else ()
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *first,
+            *grids,
             *self._positions(),
             *self._cluster(),
             *head,
-            *indent((*then, *declared, *body)),
+            *indent((*declared, *early, *body)),
             *tail,
             *self._last_turn(),
         ]
         return framed(self.program, self.schedule, self.facts, lines)
 
-    def _tasks(self) -> tuple[list[str], list[str]]:
-        """The head and the last lines of the loop over tasks."""
+    def _tasks(self) -> tuple[list[str], list[str], list[str]]:
+        """The loop over tasks: its head, what a task does about later ones, and its last lines."""
         plan, blocks = self.schedule.launch, self.schedule.cluster
         start, step = first_and_stride(blocks)
         inside = position_lines(self.program, plan, loads=True, within=True)
@@ -92,20 +85,24 @@ class _Printer:
             # A block has one task: what a loop would have ready before it only delays the loads.
             head = [*count_lines(self.program, plan), f"const int task = {start};"]
             copies = self._staged_copies()
-            return [*head, "if (task < tasks) {", *indent((*inside, *copies))], ["}"]
+            return [*head, "if (task < tasks) {", *indent((*inside, *copies))], [], ["}"]
         if not self.facts.ahead.of_tasks:
             head, tail = task_lines(self.program, plan, sharing=blocks)
-            return head, tail.split("\n")
+            return head, [], tail.split("\n")
         walk = Walk("task", f"int({start})", f"int({step})", "tasks", "turn", tuple(inside))
-        before, first, last = self._early(walk, "", self.program.body)
-        return [
-            *count_lines(self.program, plan),
-            *before,
-            "int turn = 0;",
-            "#pragma unroll 1",
-            f"for (int task = {start}; task < tasks; task += {step}, ++turn) {{",
-            *indent((*inside, *first)),
-        ], [*indent(last), "}"]
+        before, first = self._early(walk, "", self.program.body)
+        return (
+            [
+                *count_lines(self.program, plan),
+                *before,
+                "int turn = 0;",
+                "#pragma unroll 1",
+                f"for (int task = {start}; task < tasks; task += {step}, ++turn) {{",
+                *indent(inside),
+            ],
+            first,
+            ["}"],
+        )
 
     def _staged_copies(self) -> list[str]:
         ahead = self.facts.ahead
@@ -260,33 +257,37 @@ class _Printer:
     def _loop(self, loop: Loop) -> list[str]:
         index, start, stop = c_name(loop.index), c_index(loop.start), c_index(loop.stop)
         walk = Walk(index, start, "1", stop, f"{index} - ({start})")
-        before, first, last = self._early(walk, loop.index, loop.body)
+        before, first = self._early(walk, loop.index, loop.body)
         reads = [read_line(read, True, False) for read in loop.reads]
         return [
             "{",
             *indent(before),
             "  #pragma unroll 1",
             f"  for (int {index} = {start}; {index} < {stop}; ++{index}) {{",
-            *indent(indent((*reads, *first, *self._body(loop.body), *last))),
+            *indent(indent((*reads, *first, *self._body(loop.body)))),
             "  }",
             "}",
         ]
 
     def _early(
         self, walk: Walk, index: str, body: tuple[Op | Loop, ...]
-    ) -> tuple[list[str], list[str], list[str]]:
-        """Before a loop, where its iterations begin, and where they end: loads that run ahead."""
+    ) -> tuple[list[str], list[str]]:
+        """Before a loop, and where its iterations begin: loads that run ahead."""
         ahead, ops = self.facts.ahead, [op for op in body if isinstance(op, Op)]
         slots = [(op, ahead.slots.get(op.id)) for op in ops if op.id in ahead.copies | ahead.next]
-        early = [Early(self._access(op), self._lines(op), slot) for op, slot in slots]
+        early = [
+            Early(self._access(op), self._lines(op), c_name(op.dst.name), slot)
+            for op, slot in slots
+            if op.dst is not None
+        ]
         copied = [one for one in early if one.slot]
         carried = [one for one in early if not one.slot]
-        before, first, last = carried_lines(walk, carried) if carried else ([], [], [])
+        before, first = carried_lines(walk, carried) if carried else ([], [])
         if copied:
             ring = Ring(self.facts.rings[index], ahead.stages[index], self.schedule.stages)
             start, head = ring_lines(walk, copied, ring)
             before, first = [*start, *before], [*head, *first]
-        return before, first, last
+        return before, first
 
     def _access(self, op: Op) -> Access:
         var = op.srcs[0] if op.dst is None else op.dst
@@ -418,7 +419,8 @@ class _Printer:
         form = self._form(source)
         if pick := self.facts.picks.get(op.id):
             into, before, after = self._into(op, ROW)
-            return [*before, *emit_axis.pick_lines(self.layout, pick, into), *after]
+            stored = pick.load.array is not None and pick.load.array.name in self.facts.stored
+            return [*before, *emit_axis.pick_lines(self.layout, pick, into, stored), *after]
         weighted, name = self.facts.weighted, c_name(source.name)
         if op.id in weighted.tops:
             return emit_axis.own_top_lines(self.layout, op, name, c_name(op.dst.name), own)
@@ -469,7 +471,9 @@ class _Printer:
         assert op.dst is not None and op.array is not None
         values = self._access(op).value_lines(self._lines(op), c_name(op.dst.name))
         ahead = self.facts.ahead
-        if op.id in ahead.first or op.id in ahead.next:
+        if op.id in ahead.next:
+            return []
+        if op.id in ahead.first:
             return values
         if slot := ahead.slots.get(op.id):
             access, name = self._access(op), self._lines(op)

@@ -46,10 +46,12 @@ class Walk:
 
 @dataclass(frozen=True)
 class Early:
-    """A load that begins early: its code, the name of its lines, and its place in a ring."""
+    """A load that begins early: its code, the names of its lines and of their values, and its place
+    in a ring."""
 
     access: Access
     name: str
+    into: str
     slot: Slot | None
 
 
@@ -93,18 +95,14 @@ def ring_lines(walk: Walk, loads: Sequence[Early], ring: Ring) -> tuple[list[str
     return before, first
 
 
-def carried_lines(walk: Walk, loads: Sequence[Early]) -> tuple[list[str], list[str], list[str]]:
-    """Before a loop, and where its iterations begin and end: loads one iteration ahead."""
-    now = [line for one in loads for line in one.access.load_lines(one.name)]
-    later = [line for one in loads for line in one.access.load_lines(f"later_{one.name}")]
-    before = [*[one.access.declared(one.name) for one in loads], *walk.at(walk.start, now)]
-    first = [
-        *[one.access.declared(f"later_{one.name}") for one in loads],
-        *walk.later(1, later),
-    ]
-    last = [
-        line
-        for one in loads
-        for line in one.access.each(f"{one.name}{one.access.at} = later_{one.name}{one.access.at};")
-    ]
-    return before, first, last
+def carried_lines(walk: Walk, loads: Sequence[Early]) -> tuple[list[str], list[str]]:
+    """Before a loop, and where its iterations begin: loads one iteration ahead.
+
+    The values of this iteration are taken before the next one's loads begin. Taken behind them,
+    they made ptxas wait in every iteration for the loads just begun: both have one scoreboard
+    (RMSNorm's gradient of 5003 columns: 2.09 for 2.90 TB/s).
+    """
+    lines = [line for one in loads for line in one.access.load_lines(one.name)]
+    before = [*[one.access.declared(one.name) for one in loads], *walk.at(walk.start, lines)]
+    taken = [line for one in loads for line in one.access.value_lines(one.name, one.into)]
+    return before, [*taken, *walk.later(1, lines)]

@@ -186,19 +186,22 @@ def _of_own_columns(
     return results, unroll("t", results, [*body, f"({into})[t] = total;"])
 
 
-def pick_lines(layout: Layout, pick: Pick, into: str) -> list[str]:
-    """`into` = one element of each row, from memory."""
+def pick_lines(layout: Layout, pick: Pick, into: str, stored: bool) -> list[str]:
+    """`into` = one element of each row, from memory; of an array that is `stored` to further down
+    by an access that keeps its place before the barrier there."""
     load = pick.load
     assert load.dst is not None
     access = Access(layout, load, load.dst.type, TILE)
     inside = access.inside(f"unsigned(at) < {load.dst.type.shape[1]}u")
     edge = access.edge()
     where = f"{access.line}, {access.first_column} + at"
+    reading = "read_any" if access.step else "read_whole"
+    stride = f", {access.step}" if access.step else ""
     lines = [
         f"const int at = {c_name(pick.place.name)}[i] - ({c_index(pick.start)});",
         f"Line<{access.element}, 1> one;",
-        f"read_any(one, {where}, {access.length}, {access.step}, {inside}, {edge});"
-        if access.step
+        f"{reading}(one, {where}, {access.length}{stride}, {inside}, {edge});"
+        if access.step or stored
         else f"read_early<false>(one, {access.line} + {access.first_column} + at, "
         f"{access.first_column} + at, {access.length}, {inside}, {edge});",
         f"values_of(&({into})[i], one);",
