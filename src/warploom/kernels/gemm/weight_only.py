@@ -18,7 +18,6 @@ from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
-from warploom.rewrites.accumulators import share_of
 from warploom.tile import (
     BF16,
     E4M3,
@@ -55,7 +54,6 @@ SLOTS_BYTES = 176 << 10  # of shared memory for the rings
 MOST_SLOTS = 16
 SUM_BYTES = 4
 SMS = 132
-REGISTERS = (40, 216)  # (loading, computing) a thread where two blocks share an SM
 ROOMS = (8, 16, 32, 64, MOST_ROWS)  # of a tile, for rows of x
 # Heights of a tile in rows of w, where tiles of 64 are many, and the rows of x that registers of so
 # many compute groups have room for.
@@ -91,10 +89,11 @@ class WeightOnlyConfig:
                 f"weight-only gemm of {self.weights} of {self.bits} bits: expected 8, or int8 with "
                 "two numbers of 4 bits"
             )
-        if self.tile[0] % ROWS_PER_GROUP or self.tile[1] % PART or self.slices < 1:
+        least = PART * max(1, self.slices)
+        if self.tile[0] % ROWS_PER_GROUP or self.tile[1] % least or self.slices < 1:
             raise InputError(
                 f"weight-only gemm tile={self.tile} slices={self.slices}: expected multiples of "
-                f"{ROWS_PER_GROUP} and {PART}, and at least one slice"
+                f"{ROWS_PER_GROUP} and {least}, and at least one slice"
             )
 
     @property
@@ -154,8 +153,8 @@ def _weight_only(x: Array, w: Array, scale: Array, y: Array, config: WeightOnlyC
             else:
                 acc += weights @ inputs
     if part:
-        width = share_of(bm, config.slices)
-        acc = reduce_scatter(acc, part[0], config.slices, "m", width)
+        width = bm // config.slices
+        acc = reduce_scatter(acc, part[0], config.slices, "m")
         cols = span(m * bm + part[0] * width, width)
     out = acc if config.grouped else acc * load(scale, rows)
     store(y, cols, rows, tile=out.T.cast(config.dtype))
@@ -178,13 +177,11 @@ def weight_only_policy(config: WeightOnlyConfig) -> Policy:
         cluster=("slices_tile", config.slices) if config.slices > 1 else ("", 1),
         store="direct",
         dependent=True,
-        resident=2 if config.slices > 2 else 1,
         l2_promotion=128,  # x has steps of 256 bytes; up to 3 % less time on an H200
     )
     sums = SUM_BYTES * bn * bm if config.slices > 1 else 0
-    depth = min(MOST_SLOTS, (SLOTS_BYTES // launch.resident - sums) // slot)
-    registers = REGISTERS if launch.resident > 1 else None
-    return Policy("lcsf-early", launch, groups, depth, registers=registers, vectors=config.grouped)
+    depth = min(MOST_SLOTS, (SLOTS_BYTES - sums) // slot)
+    return Policy("lcsf-early", launch, groups, depth, vectors=config.grouped)
 
 
 def plan_weight_only(config: WeightOnlyConfig, m: int, n: int, k: int) -> WeightOnlyConfig:
