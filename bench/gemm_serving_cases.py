@@ -79,7 +79,6 @@ BY_ROWS = "torch, by rows"
 DENSE = "cuBLAS, dense"  # the same rows by one expert's weights
 BESIDE = (BY_ROWS, DENSE)  # have other work: no baselines
 LAYERS = ("experts", "experts8")
-ALONE = ("blocks", "scaled")  # one product
 BY_VECTORS = ("rows8", "scaled")  # a scale a row and a column
 LAYER = ("x", "up", "down", "chosen", "weights")  # the arguments of a layer of experts
 SCALES = ("scale_up", "scale_down")  # those of e4m3 weights
@@ -136,9 +135,11 @@ class Case:
             few = plan_weight_only(WEIGHTS[self.kind], rows, n, k)
             make = partial(compiled, weight_only(few), weight_only_policy(few))
             return {f"{few.tile} {few.slices}": make}
-        if self.kind == "few":
+        if self.kind in ("few", "scaled"):
             base = GemmConfig(b="nk")
-            choice = choose_gemm(rows, n, k, base, 1, sliced=True)
+            if self.kind == "scaled":
+                base = replace(base, dtype=E4M3, row_scales=True)
+            choice = choose_gemm(rows, n, k, base, 1, sliced=self.kind == "few")
             found: dict[str, Make] = {choice.name: lambda: choice.selected(base).build()}
             own = choice.config(base)
             if own.workspace:
@@ -154,8 +155,8 @@ class Case:
             around = {"gather": gather_rows(), "combine": combine_rows(taken)}
             moved = {name: partial(compiled, one, rows_schedule()) for name, one in around.items()}
             return {**up, **down, **moved}
-        config = GroupedConfig(groups="none" if self.kind in ALONE else "rows")
-        if self.kind in BY_VECTORS:
+        config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
+        if self.kind == "rows8":
             config = replace(config, dtype=E4M3, scales="rows")
         elif self.kind != "grouped":
             config = replace(config, dtype=E4M3, scales="blocks", promote=True)
