@@ -52,7 +52,7 @@ def name_of(plan: RowPlan) -> str:
     parts += [f"rows-{plan.rows}"] * (plan.rows > 1)
     parts += [f"stages-{plan.stages}"] * (plan.stages > 1)
     parts += ["tasks"] * (plan.persistent and not plan.again)
-    parts += [f"resident-{plan.resident}"] * (plan.resident > 1)
+    parts += [f"resident-{plan.resident}"] * (plan.resident > 1) + ["last"] * plan.last
     return "-".join(parts)
 
 

@@ -33,8 +33,20 @@ ALL = frozenset({"bias", "residual"})
 GRID = LaunchPlan(persistent=False)
 
 
-def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64, staged=False):
-    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned, staged)
+def small(
+    lanes,
+    vector,
+    cluster=1,
+    stages=1,
+    launch=GRID,
+    aligned=True,
+    threads=64,
+    staged=False,
+    last=False,
+):
+    return SimtSchedule(
+        "small", threads, lanes, vector, launch, cluster, stages, aligned, staged, last
+    )
 
 
 # name: operation, columns, rows, rows a task, options, schedule (None: the chosen one)
@@ -74,6 +86,17 @@ CASES = {
     "staged to fp8": ("layernorm", 264, 5, 1, (*ALL, "fp8"), small(64, 8, staged=True)),
     "staged and picked": ("cross_entropy", 1032, 6, 1, (), small(64, 8, cluster=2, staged=True)),
     "staged in place": ("cross_entropy_both", 1032, 6, 1, (), small(64, 8, 2, staged=True)),
+    "evicted last": ("rmsnorm", 264, 5, 2, ("residual",), small(32, 8, last=True)),
+    "copies evicted last": ("rmsnorm_backward", 264, 7, 1, (), small(32, 8, stages=2, last=True)),
+    "staged and evicted last": (
+        "softmax_backward",
+        520,
+        5,
+        1,
+        (),
+        small(64, 8, staged=True, last=True),
+    ),
+    "no line to evict last": ("softmax", 101, 6, 1, (), small(32, 1, last=True)),
     "staged logarithm": ("softmax", 776, 3, 1, ("log",), small(64, 8, staged=True)),
 }
 
@@ -240,6 +263,16 @@ def test_the_next_row_is_loaded_while_this_one_is_worked_on():
     behind = inside[loads[-1] + 1 :]
     exchanged = next(at for at, one in enumerate(behind) if one.base == "BAR")
     assert not any(one.control.wait >> board & 1 for one in behind[:exchanged] for board in boards)
+
+
+def test_lines_of_16_bytes_are_what_leaves_l2_last():
+    found = {}
+    for name in ("evicted last", "copies evicted last", "no line to evict last", "staged"):
+        program, schedule, _ = case(name)
+        text = emit_simt(program, schedule, "sm_90a").text
+        body = text[text.index("extern") :]
+        found[name] = [body.count(f"{call}_last") for call in ("read", "copy")]
+    assert list(found.values()) == [[3, 0], [0, 4], [0, 0], [0, 0]]
 
 
 def test_what_is_loaded_again_is_copied_once():
