@@ -152,7 +152,9 @@ def _call(
         arrays[spec.name] = (
             torch.empty(shape, dtype=kind, device="cuda") if known is None else known
         )
-    scalars = {"eps": 1e-6} if "scalar" in kernel.interface.kinds else {}
+    numbers = {"eps": 1e-6, "p": 0.1}
+    parameters = kernel.interface.parameters
+    scalars = {p["name"]: numbers[p["name"]] for p in parameters if p["kind"] == "scalar"}
     return lambda: kernel(arrays, scalars, torch.cuda.current_stream().cuda_stream)
 
 
