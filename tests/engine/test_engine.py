@@ -933,7 +933,7 @@ def test_why_a_launch_is_slower() -> None:
     assert why_slower({**best, "busy": 0.49, "mhz": 1610.0}, best) == (
         "SMs are without a task for 100.0% longer, its energy leaves a clock 5.6% lower"
     )
-    assert why_slower(best, best) == "as fast, by this model"
+    assert why_slower(best, best) == "no slower that the model can tell"
 
 
 def test_workers_end_with_their_search(tmp_path) -> None:

@@ -21,8 +21,9 @@ def factors(*shape):
 
 
 def expected(tensors, scales, causal):
+    shape = {1: (), 2: (..., None, None), 3: (..., None)}
     q, k, v = (
-        one.double() * (scale.double()[..., None, None] if scale.dim() == 2 else scale.double())
+        one.double() * spread(one, scale.double())[shape[scale.dim()]]
         for one, scale in zip(tensors, scales, strict=True)
     )
     k, v = (x.repeat_interleave(2, 1) for x in (k, v))
@@ -33,15 +34,24 @@ def expected(tensors, scales, causal):
     return scores.softmax(-1) @ v
 
 
+def spread(one, scale):
+    """Factors of blocks of 128 rows, one a row."""
+    return scale if scale.dim() < 3 else scale.repeat_interleave(128, -1)[..., : one.shape[-2]]
+
+
 def error(got, want):
     return float((got.double() - want).norm() / want.norm())
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d", [64, 128])
-def test_factors_of_tensors_and_of_heads(causal, d):
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_factors_of_tensors_heads_and_blocks(causal, d):
     tensors = operands(d=d)
-    for scales in ([factors(1) for _ in "qkv"], [factors(2, 4), factors(2, 2), factors(2, 2)]):
+    for scales in (
+        [factors(1) for _ in "qkv"],
+        [factors(2, 4), factors(2, 2), factors(2, 2)],
+        [factors(2, 4, 2), factors(2, 2, 4), factors(2, 2)],
+    ):
         want = expected(tensors, scales, causal)
         got = fp8.attention_fp8(*tensors, *scales, causal=causal)
         assert error(got, want) < 0.04

@@ -28,6 +28,8 @@ def test_results_are_bf16_or_of_8_bits(tensors):
     assert fp8.attention_fp8(*tensors, *scales).dtype is torch.bfloat16
     got = fp8.attention_fp8(*tensors, factors(2, 4), factors(2, 2), factors(2, 2), factors(1))
     assert got.dtype is torch.float8_e4m3fn and got.shape == (2, 4, 9, 64)
+    of_blocks = factors(2, 4, 1), factors(2, 2, 1), factors(2, 2)
+    assert fp8.attention_fp8(*tensors, *of_blocks).shape == (2, 4, 9, 64)
 
 
 def test_values_in_order_have_whole_groups_of_places(tensors):
@@ -45,6 +47,8 @@ def test_what_no_kernel_takes_is_refused(tensors):
         (q, k, narrow(2, 2, 64, 20), one, one, one),
         (q, narrow(2, 3, 20, 64), narrow(2, 3, 20, 64), one, one, one),
         (q, k, v, factors(2, 4), one, one),
+        (q, k, v, factors(2, 4, 2), factors(2, 2, 1), factors(2, 2)),
+        (q, k, v, factors(2, 4, 1), factors(2, 2, 1), factors(2, 2, 1)),
         (q, k, v, one, one, factors(1, dtype=torch.float16)),
     ):
         with pytest.raises(InputError, match=r"attention_fp8 .*expected"):

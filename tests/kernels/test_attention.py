@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codegen import emulate
 from tests.lowering import lowered
 
 from warploom.autosched.schedules import Policy, compiled, schedule_for
@@ -149,11 +150,11 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("optimistic", [0.0, 12.0])
-def test_attention_of_8_bits_is_close_to_float64(causal, optimistic):
+@pytest.mark.parametrize(("optimistic", "blocks"), [(0.0, False), (12.0, False), (12.0, True)])
+def test_attention_of_8_bits_is_close_to_float64(causal, optimistic, blocks):
     config = AttentionConfig(
         dtype=E4M3, head_dim=32, causal=causal, lse=True, tile=(64, 32),
-        optimistic_threshold=optimistic,
+        optimistic_threshold=optimistic, block_scales=blocks,
     )  # fmt: skip
     rng = np.random.default_rng(2)
     arrays = {
@@ -162,12 +163,20 @@ def test_attention_of_8_bits_is_close_to_float64(causal, optimistic):
         "scale_k": np.array([1.5]), "scale_v": np.array([2.0]),
         "o": np.full((1, 2, 150, 32), np.nan), "lse": np.full((1, 2, 150), np.nan),
     }  # fmt: skip
+    if blocks:
+        several = {"scale_q": (1, 2, 2), "scale_k": (1, 2, 2), "scale_v": (1, 2)}
+        arrays |= {name: rng.uniform(0.2, 2.0, size=shape) for name, shape in several.items()}
     program = attention(config)
     got = interpret(program, arrays)
     want, lse = reference(config, bind(program, arrays))
     assert np.linalg.norm(got["o"] - want) <= 0.03 * np.linalg.norm(want)
     np.testing.assert_allclose(got["lse"], lse, atol=1e-5)
-    compiled(program, Policy("pingpong", LaunchPlan(), groups=1, depth=2))
+    policy = Policy("pingpong", LaunchPlan(), groups=1, depth=2)
+    compiled(program, policy)
+    if blocks:
+        source = emit(lowered(program, policy))
+        ran = emulate.run(emulate.compile_all([source], None), 0, source, program, arrays, blocks=2)
+        assert np.linalg.norm(ran["o"] - got["o"]) <= 1e-3 * np.linalg.norm(want)
 
 
 def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():

@@ -117,7 +117,7 @@ class Explored:
 
     def __str__(self) -> str:
         refused = sum(bool(one.row.refused) for one in self.found)
-        told = [f"{len(self.found)} points"]
+        told = [f"{len(self.found)} point{'s' * (len(self.found) != 1)}"]
         told += [f"{self.known} of them known from before"] * bool(self.known)
         told += [f"{refused} refused"] * bool(refused)
         told += [f"{self.pruned} pruned by their bounds"] * bool(self.pruned)

@@ -225,7 +225,7 @@ def order_of(selected: Selected) -> str:
         proof = one.proof
         if proof.status == WRITTEN:
             told.append(
-                f"loop {name}: in the named order {selected.schedule.name}, not a solved one"
+                f"loop {name}: order {selected.schedule.name}, taken by name and not solved for"
             )
             continue
         shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"

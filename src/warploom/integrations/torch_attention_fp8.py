@@ -1,9 +1,9 @@
 """Attention of 8-bit elements as PyTorch operators: `attention_fp8` and `ordered_values`.
 
-q, k and v are `torch.float8_e4m3fn` with factors in fp32, one of a tensor or one of every head. The
-matmul of weights and values wants keys last and in another order (`kernels.attention.values`): the
-kernel turns v on its way through shared memory, or takes what `ordered_values` gave, which saves
-that work where values are used often.
+q, k and v are `torch.float8_e4m3fn` with factors in fp32, one of a tensor, of every head or of
+blocks of rows. The matmul of weights and values wants keys last and in another order
+(`kernels.attention.values`): the kernel turns v on its way through shared memory, or takes what
+`ordered_values` gave, which saves that work where values are used often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from warploom.integrations.torch_program import (
     torch_module,
     variant_kernel,
 )
-from warploom.kernels.attention.program import AttentionConfig, refuse_scale
+from warploom.kernels.attention.program import SCALE_BLOCK, AttentionConfig, refuse_scale
 from warploom.kernels.attention.values import ordered_values as ordered_program
 from warploom.kernels.attention.variants import choose_attention
 from warploom.tile import BF16, E4M3
@@ -61,6 +61,28 @@ def _fill_ordered(_: None, out: Any, v: Any) -> None:
 _ordered, _ordered_fake = steps(_check_values, _ordered_result, _fill_ordered)
 
 
+def _check_factors(q: Any, k: Any, factors: dict[str, Any], more: dict[str, Any]) -> str:
+    """What has a factor of its own: a "tensor", a "head" or a "block"; raises `InputError` for
+    factors of other shapes."""
+    (batch, heads, rows, _), (kv_heads, keys) = q.shape, k.shape[1:3]
+    shapes = dict.fromkeys(factors, (batch, kv_heads)) | {"scale_q": (batch, heads)}
+    counts = {"scale_q": -(-rows // SCALE_BLOCK), "scale_k": -(-keys // SCALE_BLOCK)}
+    blocks = {name: (*shapes[name], count) for name, count in counts.items()}
+    single = all(one.numel() == 1 for one in factors.values())
+    per = "tensor" if single else "block" if factors["scale_q"].dim() == 3 else "head"
+    wanted = shapes | blocks if per == "block" else shapes
+    for name, one in {**factors, **more}.items():
+        whole = per == "tensor" or name in more
+        fits = one.numel() == 1 if whole else tuple(one.shape) == wanted[name]
+        if one.dtype != torch.float32 or not fits:
+            each = [list(of[name]) for of in (shapes, blocks) if name in of]
+            raise InputError(
+                f"attention_fp8 {name} is {one.dtype} {list(one.shape)}: expected fp32, one number "
+                f"or, as for heads or blocks of {SCALE_BLOCK} rows of q and k, one of {each}"
+            )
+    return per
+
+
 def _check(*args: Any) -> AttentionConfig:
     """The configuration of a call; raises `InputError` for what no kernel takes."""
     q, k, v, scale_q, scale_k, scale_v, scale_o, causal, scale, ordered = args
@@ -79,16 +101,7 @@ def _check(*args: Any) -> AttentionConfig:
         raise InputError(f"{refusal}[batch, kv_heads, keys, d] and v {list(wanted)}")
     if kv_heads == 0 or heads % kv_heads:
         raise InputError(f"{refusal}whole numbers of query heads a key head")
-    of_heads = dict.fromkeys(factors, (batch, kv_heads)) | {"scale_q": (batch, heads)}
-    single = all(one.numel() == 1 for one in factors.values())
-    for name, one in {**factors, **more}.items():
-        shape = of_heads.get(name, ())
-        fits = one.numel() == 1 if single or name == "scale_o" else tuple(one.shape) == shape
-        if one.dtype != torch.float32 or not fits:
-            raise InputError(
-                f"attention_fp8 {name} is {one.dtype} {list(one.shape)}: expected fp32, one factor "
-                f"of each of q, k and v, or of every head {list(shape)}"
-            )
+    per = _check_factors(q, k, factors, more)
     refuse_scale(scale)
     return AttentionConfig(
         dtype=E4M3,
@@ -96,7 +109,8 @@ def _check(*args: Any) -> AttentionConfig:
         causal=causal,
         group=heads // kv_heads,
         scale=scale,
-        head_scales=not single,
+        head_scales=per == "head",
+        block_scales=per == "block",
         ordered=ordered,
         out=BF16 if scale_o is None else E4M3,
     )
@@ -114,7 +128,8 @@ def _fill(config: AttentionConfig, out: Any, *args: Any) -> None:
     choice = choose_attention(q.shape[2], config, k.shape[2], q.shape[0] * q.shape[1])
     arrays = {"q": q, "k": k, "v": v, "o": out}
     factors = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
-    shaped = {n: x.contiguous() if config.head_scales else x.view(1) for n, x in factors.items()}
+    several = config.head_scales or config.block_scales
+    shaped = {n: x.contiguous() if several else x.view(1) for n, x in factors.items()}
     if scale_o is not None:
         shaped["scale_o"] = scale_o.view(1)
     launch(*variant_kernel("attention", choice, config), {**arrays, **shaped})
@@ -155,7 +170,9 @@ def attention_fp8(
 ) -> Any:
     """softmax(scale q k^T + mask) v of e4m3 `q: [batch, heads, rows, d]` and twice `[batch,
     kv_heads, keys, d]`, each times its factors: fp32 tensors with one number each, or with one of
-    every head, `scale_q: [batch, heads]` and `scale_k, scale_v: [batch, kv_heads]`.
+    every head, `scale_q: [batch, heads]` and `scale_k, scale_v: [batch, kv_heads]`, or of every
+    block of 128 rows of q and of k, `scale_q: [batch, heads, q_blocks]` and `scale_k: [batch,
+    kv_heads, k_blocks]`, beside `scale_v: [batch, kv_heads]`.
 
     The result is bf16, or with `scale_o` (one number) e4m3 of that many times it. `ordered`: v is
     what `ordered_values` gave. Raises `InputError` for what no kernel takes.

@@ -500,7 +500,7 @@ def why_slower(one: Mapping[str, float], best: Mapping[str, float]) -> str:
         (best["mhz"] / one["mhz"], "its energy leaves a clock {:.1%} lower"),
     )
     told = [words.format(factor - 1.0) for factor, words in terms if factor > 1.0 + NOTED]
-    return ", ".join(told) or "as fast, by this model"
+    return ", ".join(told) or "no slower that the model can tell"
 
 
 def at_bounds(cycles: Mapping[str, float]) -> Replay:

@@ -147,10 +147,12 @@ def _match(body: _Body, loop: Loop, highest: Op) -> OnlineSoftmax | None:
     scaled = [op for op in body.readers(rescale.dst, "mul") if op.srcs[1] == rescale.dst]
     of_sums = [op for op in scaled if op.srcs[0] in (op.dst, totals[0].dst)]
     ends = (highest, *moved, *casts, totals[0], *of_sums)
-    own = _made_for(body, ends, {base, largest.srcs[0], *(op.srcs[0] for op in of_sums)})
+    number = None if scale is None else body.constants.get(scale.name, scale)
+    given = {base, largest.srcs[0], *(op.srcs[0] for op in of_sums)}
+    given |= {number} if isinstance(number, Var) else set()
+    own = _made_for(body, ends, given)
     if len(of_sums) != len(scaled) or not _closed(body, own, ends):
         return None
-    number = None if scale is None else body.constants.get(scale.name, scale)
     return OnlineSoftmax(
         loop,
         largest.srcs[0],

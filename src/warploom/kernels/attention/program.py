@@ -55,6 +55,7 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
+SCALE_BLOCK = 128  # rows of q or k that share a factor, where blocks have theirs
 LEAST_SCALE = 2.0**-120  # such factors and what is made of them are normal numbers of fp32
 
 
@@ -91,6 +92,9 @@ class AttentionConfig:
                 threshold may be set, and no variant sets one
     head_scales of 8-bit elements: every head has its own factors, `scale_q: [batch, heads]` and
                 `scale_k, scale_v: [batch, kv_heads]`; otherwise there is one of each
+    block_scales of 8-bit elements: every block of `SCALE_BLOCK` rows of q and of k has its own
+                factor, `scale_q: [batch, heads, q_blocks]`, `scale_k: [batch, kv_heads, k_blocks]`,
+                and every head of v
     value_dim   the head size of v and o, where it is another than that of q and k (MLA: 192 and
                 128), which are of 16 bits and above 128: there are variants of those
     ordered     of 8-bit elements: v is `[..., d, places]` with its keys in the order of quads
@@ -113,6 +117,7 @@ class AttentionConfig:
     optimistic_threshold: float = 0.0
     exact: bool = False
     head_scales: bool = False
+    block_scales: bool = False
     ordered: bool = False
     out: DType | None = None
     value_dim: int | None = None
@@ -133,11 +138,17 @@ class AttentionConfig:
                 "rescale_threshold"
             )
         refuse_scale(self.scale)
-        own = self.head_scales or self.ordered or self.out not in (None, self.dtype)
-        if own and not self.narrow:
+        factors = self.head_scales or self.block_scales
+        own = factors or self.ordered or self.out not in (None, self.dtype)
+        if (own and not self.narrow) or (self.head_scales and self.block_scales):
             raise InputError(
                 f"attention dtype={self.dtype} head_scales={self.head_scales} "
-                f"ordered={self.ordered} out={self.out}: expected 8-bit elements, or none of them"
+                f"block_scales={self.block_scales} ordered={self.ordered} out={self.out}: expected "
+                "8-bit elements and factors of heads or of blocks, or none of them"
+            )
+        if self.block_scales and any(SCALE_BLOCK % side for side in self.tile):
+            raise InputError(
+                f"attention block_scales=True tile={self.tile}: expected divisors of {SCALE_BLOCK}"
             )
         if self.narrow and (self.packed or self.value_dim):
             raise InputError(
@@ -201,7 +212,10 @@ class AttentionConfig:
         specs["o"] = array(self.result, rows)
         if self.narrow:
             dims = dict.fromkeys("kv", "batch kv_heads") | {"q": "batch heads"}
-            dims = dims if self.head_scales else dict.fromkeys("qkv", "one")
+            if self.block_scales:
+                dims |= {x: f"{dims[x]} {x}_blocks" for x in "qk"}
+            elif not self.head_scales:
+                dims = dict.fromkeys("qkv", "one")
             specs |= {f"scale_{x}": array(FP32, dims[x]) for x in "qkv"}
         if self.result.bits == 8:
             specs["scale_o"] = array(FP32, "one")
@@ -251,6 +265,7 @@ class Task:
     value_block: Callable[[Index], Tile]
     put: Callable[[Tile, Tile | None], None]
     factor: Callable[[str], Tile]
+    block_factor: Callable[[Index], Tile] | None = None  # of a block of keys
 
 
 def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
@@ -271,8 +286,15 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
             store(rest["lse"], batch, head, rows, tile=natural)
 
     def factor(of: str) -> Tile:
-        at = (batch, head if of == "q" else kv_head) if config.head_scales else (0,)
+        at: tuple[Index | int, ...] = (0,)
+        if config.head_scales or config.block_scales:
+            at = (batch, head if of == "q" else kv_head)
+        if of == "q" and config.block_scales:
+            at = (*at, i // (SCALE_BLOCK // bq))
         return load(rest[f"scale_{of}"], *at)
+
+    def block_factor(j: Index) -> Tile:
+        return load(rest["scale_k"], batch, kv_head, j // (SCALE_BLOCK // bk))
 
     task = Task(
         i,
@@ -283,6 +305,7 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
         value_block,
         put,
         factor,
+        block_factor if config.block_scales else None,
     )
     _forward(config, task, rest)
 
@@ -323,7 +346,10 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     (bq, bk), i = config.tile, task.number
     scale: Tile | float = (config.softcap or config.factor) * LOG2E
     if config.narrow:
-        scale = task.factor("q") * task.factor("k") * scale
+        scale = task.factor("q") * scale
+    if config.narrow and task.block_factor is None:
+        scale = task.factor("k") * scale
+    every = scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     base, total = full(-math.inf, rows=bq), zeros(rows=bq)
     acc = zeros(rows=bq, d=config.values)
@@ -332,6 +358,8 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         if config.softcap:
             scores = tanh(scores * (config.factor / config.softcap))
         scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
+        if task.block_factor is not None:
+            scale = task.block_factor(j) * every
         # The base under which the largest score has the weight 2 ** lift.
         block = max_along(scores, "keys") * scale
         highest = maximum(base, block - config.lift if config.lift else block)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.attention.program import SCALE_BLOCK, AttentionConfig
 from warploom.tile.typing import quad_places
 
 Wide = NDArray[np.float64]
@@ -44,7 +44,12 @@ def reference(config: AttentionConfig, values: dict[str, NDArray[Any]]) -> tuple
             wide["v"] = np.swapaxes(natural, -1, -2)
         for name in "qkv":
             factor = wide[f"scale_{name}"]
-            wide[name] = wide[name] * (factor[..., None, None] if config.head_scales else factor[0])
+            if config.block_scales and name != "v":
+                rows = wide[name].shape[-2]
+                factor = np.repeat(factor, SCALE_BLOCK, axis=-1)[..., :rows, None]
+            elif config.head_scales or config.block_scales:
+                factor = factor[..., None, None]
+            wide[name] = wide[name] * factor
     out, lse = _dense(config, wide)
     return out * wide["scale_o"][0] if config.result.bits == 8 else out, lse
 

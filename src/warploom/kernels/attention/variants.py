@@ -13,7 +13,7 @@ from warploom.autosched.points import Point
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import InputError
-from warploom.kernels.attention.program import AttentionConfig, attention, textbook
+from warploom.kernels.attention.program import SCALE_BLOCK, AttentionConfig, attention, textbook
 from warploom.kernels.attention.reference import task_table
 from warploom.kernels.tuned.table import Table
 from warploom.kernels.tuned.variant import Arrays, Sizes, Template, Variant
@@ -41,6 +41,7 @@ def takes(base: AttentionConfig, point: Point) -> bool:
     if base.narrow:
         # Fragments of 32 keys; results are wider than queries.
         unfit = point.options.get("store") == "over" or _tile(point)[1] % 32 > 0
+        unfit |= base.block_scales and any(SCALE_BLOCK % side for side in _tile(point))
         return not unfit
     # The first block of a window has no key for some rows, whose warps then weigh the next
     # one twice: optimistic rescaling gets 0.97 of the same tile's rate.
@@ -88,6 +89,9 @@ def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arr
     if not config.packed:
         if config.ordered:
             dims["places"] = -(-keys // QUAD_PLACES) * QUAD_PLACES
+        if config.block_scales:
+            lengths = {"q": rows, "k": keys}
+            dims |= {f"{x}_blocks": -(-n // SCALE_BLOCK) for x, n in lengths.items()}
         return {**dims, "batch": 1, "rows": rows, "keys": keys}, {}
     tiles = task_table(rows, keys, config.tile[0])
     bounds = {name: np.cumsum([0, *of]) for name, of in (("row", rows), ("key", keys))}
