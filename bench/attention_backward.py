@@ -34,7 +34,7 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence
-from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted
+from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted, packed_for
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.shares import key_tasks
 
@@ -130,9 +130,17 @@ def folder(config: BackwardConfig, part: str) -> Path:
     return FOLDER / kb.slug(name)
 
 
+def own_config(case: Case) -> BackwardConfig:
+    """The configuration of the kernels that a user gets."""
+    config, (_, heads, rows, _) = case.config, case.shape
+    if config.packed:
+        return packed_for(config, rows, heads // config.group, config.sms)
+    return fitted(config, rows, rows)
+
+
 def configs(case: Case) -> dict[str, BackwardConfig]:
     """Our candidates: every style where nothing is special about the case."""
-    own = fitted(case.config, case.shape[2], case.shape[2])
+    own = own_config(case)
     if own.depth not in (64, 128) or len(case.name.split()) > 3:
         return {DEFAULT: own}
     return {name: replace(own, style=style) for name, style in STYLES.items()}
@@ -140,7 +148,7 @@ def configs(case: Case) -> dict[str, BackwardConfig]:
 
 def default(case: Case) -> str:
     """The candidate that a user gets."""
-    written = fitted(case.config, case.shape[2], case.shape[2]).written
+    written = own_config(case).written
     return next(name for name, config in configs(case).items() if config.written == written)
 
 
@@ -157,6 +165,8 @@ def build_all() -> None:
         compiled(program, policy, allow=allow).write(into)
         print(into.name, flush=True)
     for case in map(Case, CASES):
+        if case.config.packed:
+            packed.build_lists(FOLDER, own_config(case), len(case.lengths))
         if case.step:
             batch, heads, rows, _ = case.shape
             step.forward(case.config, rows, batch * heads).write(FOLDER / kb.slug(case.name))
@@ -175,7 +185,7 @@ def own_call(
     built = {part: Built.read(folder(config, part)) for part in parts(config)}
     loaded = {part: one.kernel() for part, one in built.items()}
     if config.packed:
-        return packed.own_call(torch, config, data, loaded)
+        return packed.own_call(torch, FOLDER, config, data, loaded)
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     if not config.sums:

@@ -1,5 +1,5 @@
 """Packed cases of `bench.attention_backward`: gradients of the sequences of
-`bench.attention_cases.PACKED`, with all that a call does from the bounds on: ours makes its tables.
+`bench.attention_cases.PACKED`, with all that a call does from the bounds on.
 
 Gradients are given as those of the first sequence, `[1, heads, rows, d]`, which are compared.
 """
@@ -9,13 +9,27 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from warploom.integrations.torch_attention_packed import arrays_between, tables
+from warploom.codegen.compile.build import Built, build
+from warploom.integrations.torch_attention_packed import arrays_between, lists, room_for_lists
 from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
 from warploom.runtime.kernel import Kernel
 
 Call = Callable[[], Any]
+
+
+def folder(into: Path, own: TileListConfig) -> Path:
+    """Where the cubin of a list is."""
+    return into / "tiles {}x{} {} {} {}".format(*own.tile, own.of, own.order, own.room)
+
+
+def build_lists(into: Path, config: BackwardConfig, sequences: int) -> None:
+    """Compile what makes the lists of so many sequences."""
+    for own in lists(config, sequences):
+        build(tile_list(own), tile_list_schedule(own)).write(folder(into, own))
 
 
 def operands(torch: Any, tensors: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
@@ -48,11 +62,17 @@ def _first(data: Mapping[str, Any], x: Any) -> Any:
 
 
 def own_call(
-    torch: Any, config: BackwardConfig, data: Mapping[str, Any], loaded: Mapping[str, Kernel]
+    torch: Any,
+    cubins: Path,
+    config: BackwardConfig,
+    data: Mapping[str, Any],
+    loaded: Mapping[str, Kernel],
 ) -> Call:
-    """All kernels of one backward pass, and the tables they take."""
-    bounds, q = data["bounds"], data["q"]
-    kept = arrays_between(config, q, len(bounds) - 1)
+    """All kernels of one backward pass, and those that make the lists they take."""
+    bounds, q, sequences = data["bounds"], data["q"], len(data["bounds"]) - 1
+    made = [Built.read(folder(cubins, own)).kernel() for own in lists(config, sequences)]
+    kept = arrays_between(config, q, sequences) | {"row_ends": bounds, "key_ends": bounds}
+    kept |= room_for_lists(config, len(q), len(data["k"]), sequences, q.device)
     grads = {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     named = {name: data[name] for name in ("q", "k", "v", "o", "do", "lse")}
 
@@ -60,9 +80,8 @@ def own_call(
         stream = torch.cuda.current_stream().cuda_stream
         if "turns" in kept:
             kept["turns"].zero_()
-        made = tables(config, bounds, bounds, len(q), len(data["k"]))
-        arrays = {**named, **grads, **kept, **made}
-        for kernel in loaded.values():
+        arrays = {**named, **grads, **kept}
+        for kernel in (*made, *loaded.values()):
             names = (spec.name for spec in kernel.interface.arrays)
             kernel({name: arrays[name] for name in names}, stream=stream)
         return tuple(_first(data, grads[f"d{name}"]) for name in "qkv")

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ DEV void fill(u32 base, u32 bytes, const u32* data) {
     asm volatile("st.shared.u32 [%0], %1;" :: "r"(base + at), "r"(data[at / 4]) : "memory");
   async_fence();
   __syncthreads();
+}
+DEV void meet() {
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
+// Blocks of a cluster that meet as they begin and as they end.
+extern "C" __global__ void meeting(u64* out, int reps) {
+  meet();
+  Span span; span.begin();
+  span.end(out);
+  meet();
 }
 // Sleeping warps: what the GPU takes while nothing happens.
 extern "C" __global__ void asleep(u64* out, int reps) {
@@ -123,6 +133,57 @@ extern "C" __global__ void tiles(u64* out, int reps, const __grid_constant__ Map
     if (x + 64 > columns) x = first;
     if (++slot == slots) { slot = 0; phase ^= 1; }
   }
+  span.end(out);
+}
+// The same by pairs of blocks that want the same tiles: each loads half of the rows, for both.
+DEV void tensor_load_for_both(u32 to, const Map* map, int x, int y, u32 bar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
+               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)3) : "memory");
+}
+DEV void arrive_at(u32 bar, u32 block) {
+  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+               " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+               :: "r"(bar), "r"(block) : "memory");
+}
+extern "C" __global__ void __cluster_dims__(2, 1, 1) tiles_in_pairs(
+    u64* out, int reps, const __grid_constant__ Map map, int rows, int boxes, int columns,
+    int share, int slots, int first) {
+  extern __shared__ unsigned char raw[];
+  __shared__ alignas(8) u64 full[8], empty[8];
+  u32 to = shared_base(raw), filled = address(&full[0]), freed = address(&empty[0]), rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) {
+    barrier_init(filled + 8 * s, 1);
+    barrier_init(freed + 8 * s, 2);
+  }
+  async_fence();
+  meet();
+  u32 bytes = rows * 128, half = rows / 2;
+  Span span; span.begin();
+  if (threadIdx.x == 0) {
+    int slot = 0, phase = 1, x = first, y = blockIdx.x / share * rows * boxes + rank * half;
+    for (int r = 0; r < reps + slots; ++r) {
+      u32 bar = filled + 8 * slot;
+      if (r >= slots) {
+        if (!wait(bar, phase)) break;
+        arrive_at(freed + 8 * slot, 0);
+        arrive_at(freed + 8 * slot, 1);
+        if (r < reps && !wait(freed + 8 * slot, phase)) break;
+      }
+      if (r < reps) {
+        expect(bar, bytes * boxes);
+        for (int b = 0; b < boxes; ++b)
+          tensor_load_for_both(to + (slot * boxes + b) * bytes + rank * half * 128, &map, x,
+                               y + b * rows, bar);
+      }
+      x += 64;
+      if (x + 64 > columns) x = first;
+      if (++slot == slots) { slot = 0; phase ^= 1; }
+    }
+  }
+  __syncwarp();
+  meet();
   span.end(out);
 }
 // Bulk stores of a slot, as many in flight as groups allow.
@@ -392,6 +453,8 @@ def power_probes(sms: int, data: int, encode: Any) -> list[Probe]:
         found.append(Probe(name, "stream", events, 1, arguments=arguments))
     arguments = (u64(data), i32(32 * KIB), i32(4))
     found.append(Probe("stores", "bulk_stores", {"stored": 32.0}, 32, 0, arguments))
+    # Rows that begin at a line, at a sector, and inside of one.
+    found += [_tiles(encode, data, 8192, 3, 4, share, at) for share in (1, 12) for at in (0, 16, 8)]
     for product in (*NEAR, *FAR):
         slots = int((SHARED / KIB - 1) / product.kib)
         found.append(product.probe(encode, data, slots, 0, math.prod(product.rows) // 32))
@@ -399,19 +462,29 @@ def power_probes(sms: int, data: int, encode: Any) -> list[Probe]:
 
 
 def _tiles(
-    encode: Any, data: int, pitch: int, boxes: int, slots: int, share: int, first: int = 0
+    encode: Any,
+    data: int,
+    pitch: int,
+    boxes: int,
+    slots: int,
+    share: int,
+    first: int = 0,
+    pairs: bool = False,
 ) -> Probe:
     """A ring of tiles of 128 x 64 elements of two bytes; `pitch` is of their matrices, in bytes,
-    and tiles begin so many elements into a row."""
+    and tiles begin so many elements into a row. Of `pairs` of blocks each loads half for both."""
     rows = 128
     high = -(-132 // share) * rows * boxes
-    plan = TensorMap("data", (pitch // 2, high), (pitch,), (64, rows), swizzle=128)
+    box = (64, rows // 2 if pairs else rows)
+    plan = TensorMap("data", (pitch // 2, high), (pitch,), box, swizzle=128)
     encoded = encode(plan, "bf16", data)
     columns = pitch // 2 // 64 * 64
     given = (encoded, i32(rows), i32(boxes), i32(columns), i32(share), i32(slots), i32(first))
     name = f"{slots} x {16 * boxes} KiB of tiles, rows of {pitch} B, shared by {share}"
     name += f", from element {first}" * bool(first)
-    return Probe(name, "tiles", {"copied": 16.0 * boxes}, 1, 0, given)
+    name += ", by pairs" * pairs
+    kernel, threads = ("tiles_in_pairs", 32) if pairs else ("tiles", 1)
+    return Probe(name, kernel, {"copied": 16.0 * boxes}, threads, 0, given)
 
 
 @dataclass(frozen=True)
@@ -492,15 +565,17 @@ def copy_probes(data: int, encode: Any) -> list[Probe]:
             arguments = (u64(data), i32(kib * KIB), i32(wrap), i32(share), i32(slots))
             name = f"{slots} x {kib} KiB, shared by {share}"
             found.append(Probe(name, "stream", {"copied": float(kib)}, 1, 0, arguments))
-    for pitch in (8192, 8208, 6000, 6016):
+    for pitch in (8192, 8208, 6000, 6016, 8224, 8256, 2112, 5472):
         for boxes, slots in ((1, 1), (2, 1), (3, 1), (3, 2), (3, 3), (3, 4)):
             found += [
                 _tiles(encode, data, pitch, boxes, slots, share)
                 for share in ((1, 11, 132) if slots in (1, 4) else (11,))
             ]
-    for pitch, first in ((8192, 8), (8192, 16), (8208, 8)):
-        for slots in (1, 2, 3, 4):
-            found.append(_tiles(encode, data, pitch, 3, slots, 11, first))
+    for first in (8, 16, 24, 32, 40, 48, 56):  # every row begins so far into a line
+        for slots in (2, 3, 4):
+            found += [_tiles(encode, data, 8192, 3, slots, share, first) for share in (11, 132)]
+    for pitch, first in ((8192, 0), (8192, 16), (8192, 8), (8208, 0), (8224, 0)):
+        found += [_tiles(encode, data, pitch, 3, 4, share, first, True) for share in (12, 132)]
     for kib in (16, 32):
         arguments = (u64(data), i32(kib * KIB), i32(4))
         found.append(
@@ -602,14 +677,19 @@ def power(bench: Bench, meter: Any) -> list[dict[str, Any]]:
 
 
 def launches(bench: Bench) -> list[dict[str, Any]]:
-    """Microseconds from one launch to the next in a graph, of kernels that do nothing."""
+    """Microseconds from one launch to the next in a graph, of kernels that do nothing; of those in
+    clusters the blocks of each wait for one another, at first and at last."""
     rows: list[dict[str, Any]] = []
-    for blocks, threads in ((bench.sms, 384), (bench.sms, 128), (1, 32)):
-        prepared = bench.prepared(Probe("nothing", "asleep", {}, threads, blocks), 0)
+    shapes = [(bench.sms, 384, 1), (bench.sms, 128, 1), (1, 32, 1), (64, 384, 1)]
+    shapes += [(blocks, 384, cluster) for cluster in (2, 4, 8) for blocks in (128, 64)]
+    for blocks, threads, cluster in shapes:
+        name = "meeting" if cluster > 1 else "asleep"
+        function, shape, given = bench.prepared(Probe("nothing", name, {}, threads, blocks), 0)
+        shape = replace(shape, cluster=(cluster, 1, 1))
 
-        def work(prepared: Any = prepared) -> None:
+        def work(function: Any = function, shape: Shape = shape, given: Params = given) -> None:
             for _ in range(LAUNCHES):
-                bench.device.launch(*prepared)
+                bench.device.launch(function, shape, given)
 
         graph = bench.device.capture(work)
         found: list[float] = []
@@ -620,7 +700,8 @@ def launches(bench: Bench) -> list[dict[str, Any]]:
             bench.device.record(marks[1])
             bench.device.synchronize()
             found.append(bench.device.elapsed_us(*marks) / LAUNCHES)
-        rows.append({"blocks": blocks, "threads": threads, "us": statistics.median(found)})
+        told = {"blocks": blocks, "threads": threads, "cluster": cluster}
+        rows.append(told | {"us": statistics.median(found)})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

@@ -200,6 +200,34 @@ def test_what_cannot_be_recorded_is_told_in_a_line(name, shapes, message, tmp_pa
     assert done.exit_code and message in told and not (tmp_path / "tuned.toml").exists()
 
 
+TWICE = """
+from warploom import tile as t
+from warploom.kernels import UserKernel
+
+
+def program(rows: int = t.tunable(1, 2)):
+    def twice(x):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), rows))
+        place = t.span(i * rows, rows), t.span(0, 512)
+        t.store(x, *place, tile=t.load(x, *place) * 2.0)
+
+    return t.trace(twice, {"x": t.array(t.FP32, "m n")})
+
+
+kernel = UserKernel(program, sizes={"m": 4, "n": 512})
+"""
+
+
+def test_a_kernel_without_matmuls_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(TWICE)
+    file = tmp_path / "shapes"
+    file.write_text("m=64 n=512\n")
+    name = f"{tmp_path}/mine.py:kernel"
+    done = CliRunner().invoke(app, ["optimize", name, "--record", str(file), "--measure", "none"])
+    assert isinstance(done.exception, InputError)
+    assert "the replay follows loops with matmuls" in str(done.exception)
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path):
     done = CliRunner().invoke(app, ["optimize", "gemm", "--record", str(tmp_path / "none")])
     assert done.exit_code and "expected a file of shapes" in str(done.exception) + done.stderr

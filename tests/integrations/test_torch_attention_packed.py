@@ -34,7 +34,7 @@ def test_what_no_kernel_takes_is_refused(given):
         "expected one element type": ((q.half(), k, v, *bounds), {}),
         "expected int32": ((q, k, v, bounds[0].long(), bounds[1]), {}),
         "as many for queries as for keys": ((q, k, v, bounds[0], bounds[1][:2]), {}),
-        "expected two numbers": ((q, k, v, bounds[0][:1], bounds[1][:1]), {}),
+        "0 sequences: expected 1 to 16384": ((q, k, v, bounds[0][:1], bounds[1][:1]), {}),
         "window=0": ((q, k, v, *bounds), {"window": 0}),
         "scale=-1": ((q, k, v, *bounds), {"scale": -1.0}),
     }

@@ -1,5 +1,7 @@
 """Gradients of packed attention against float64: interpreted, interleaved at random, as emitted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -9,11 +11,14 @@ from tests.kernels.backward_case import gradients
 from warploom import tile as t
 from warploom.autosched.schedules import schedule_for
 from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.errors import InputError
-from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.backward import dealt
+from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig, packed_for
 from warploom.kernels.attention.gradients import kernel, parts
+from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
 
 torch = pytest.importorskip("torch")
 tables = pytest.importorskip("warploom.integrations.torch_attention_packed")
@@ -35,7 +40,7 @@ CASES = {
 def packed_case(name):
     """(config, arrays of all three kernels, what they give) of random packed sequences."""
     config, rows, keys, heads = CASES[name]
-    config = fitted(BackwardConfig(**{**vars(config), "packed": True}), max(rows), max(keys))
+    config = packed_for(replace(config, packed=True), sum(rows), heads // config.group, sms=3)
     random, d = np.random.default_rng(0), config.head_dim
     shapes = {"q": (sum(rows), heads, d), "k": (sum(keys), heads // config.group, d)}
     shapes |= {"do": shapes["q"], "v": shapes["k"]}
@@ -50,19 +55,18 @@ def packed_case(name):
         for x in ("dq", "dk", "dv", "o"):
             want[x][at[x]] = one[x][0].swapaxes(0, 1)
         want["lse"][:, r] = one["lse"][0]
-    return config, values | tasks(config, bounds) | kept(config, heads, sum(rows), len(rows)), want
+    listed = tasks(config, bounds, sum(rows), sum(keys), len(rows))
+    return config, values | listed | kept(config, heads, sum(rows), len(rows)), want
 
 
-def tasks(config, bounds):
-    """Bounds with a sequence of no tokens at the end, and both tables."""
-    found = {}
-    for name, count in zip(("row", "key"), config.tile, strict=True):
-        tokens = torch.tensor(bounds[f"{name}_bounds"], dtype=torch.int32)
-        order = False if name == "key" and not config.deterministic else None
-        most = int(tokens[-1]) // count + len(tokens) - 1
-        found[f"{name}_tiles"] = tables.tile_table(tokens, count, most, order).numpy()
-        found[f"{name}_bounds"] = np.append(tokens, tokens[-1]).astype(np.int32)
-    return found
+def tasks(config, bounds, rows, keys, sequences):
+    """Both lists of tasks."""
+    ends = {f"{x}_ends": bounds[f"{x}_bounds"].astype(np.int32) for x in ("row", "key")}
+    found = tables.room_for_lists(config, rows, keys, sequences, "cpu")
+    for own in tables.lists(config, sequences):
+        room = {own.name: found[own.name].numpy()}
+        found |= t.interpret(tile_list(own), ends | room)
+    return {x: found[x] for x in ("row_tiles", "key_tiles")}
 
 
 def kept(config, heads, tokens, sequences):
@@ -123,15 +127,56 @@ def test_the_emitted_code_gives_them_too(name):
     assert close(run_parts(config, values, want, run), want)
 
 
-def test_a_table_has_every_tile_once_and_none_for_the_rest():
-    bounds = torch.tensor([0, 130, 130, 200], dtype=torch.int32)
-    assert tables.tile_table(bounds, 64, 6).tolist() == [
-        [0, 0], [0, 1], [0, 2], [2, 0], [2, 1], [3, 0],
-    ]  # fmt: skip
-    assert tables.tile_table(bounds, 64, 6, True).tolist() == [
-        [0, 2], [0, 1], [2, 1], [0, 0], [2, 0], [3, 0],
-    ]  # fmt: skip
-    assert tables.tile_table(bounds, 64, 6, False)[:3].tolist() == [[0, 0], [0, 1], [2, 0]]
+@pytest.mark.parametrize("order", ["sequences", "causal", "all"])
+@pytest.mark.parametrize(("of", "brief"), [("rows", False), ("rows", True), ("keys", False)])
+def test_a_list_has_every_tile_once_the_longest_tasks_first(of, brief, order):
+    random = np.random.default_rng(2)
+    rows = random.integers(0, 700, 9) * random.integers(0, 2, 9)
+    keys = rows + random.integers(0, 300, 9)
+    ends = {
+        f"{x}_ends": np.array([0, *n.cumsum()], np.int32) for x, n in (("row", rows), ("key", keys))
+    }
+    own = TileListConfig((64, 128), of, order, brief, 32)
+    room = {own.name: np.full((100, 2 if brief else TILE_FIELDS), -1, np.int32)}
+    want = []
+    for s, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        first, first_key = int(rows[:s].sum()), int(keys[:s].sum())
+        tiles = -(-row // 64) if of == "rows" else -(-key // 128)
+        causal = range(1, tiles + 1) if of == "rows" else range(tiles, 0, -1)
+        length = {"sequences": [0] * tiles, "causal": causal, "all": [tiles] * tiles}[order]
+        entry = [s] if brief else [first, row, first // 64 + s, first_key, key]
+        want += [(-length[j], [*entry, j]) for j in range(tiles)]
+    want = [entry for _, entry in sorted(want, key=lambda one: one[0])]
+    none = [9, 0] if brief else [rows.sum(), 0, rows.sum() // 64 + 9, keys.sum(), 0, 0]
+    want += [none] * (100 - len(want))
+    program, arrays = tile_list(own), ends | room
+    assert t.interpret(program, arrays)[own.name].tolist() == np.array(want).tolist()
+    if brief or order == "sequences":
+        return
+    source = emit_simt(program, tile_list_schedule(own), "sm_90a")
+    found = emulate.Library([source]).run(0, program, arrays)
+    assert found[own.name].tolist() == np.array(want).tolist()
+
+
+@pytest.mark.parametrize(
+    ("heads", "sms", "most"), [(1, 3, 1.6), (4, 8, 1.1), (6, 5, 1.1), (32, 132, 1.1)]
+)
+def test_all_tiles_of_all_heads_are_shared_out_evenly(heads, sms, most):
+    config = packed_for(BackwardConfig(causal=True, packed=True), 5060, heads, sms)
+    keys = np.array([1700, 130, 0, 2500, 90, 640])
+    lengths = sorted((n for key in keys for n in range(1, -(-int(key) // 128) + 1)), reverse=True)
+    tasks = len(
+        tables.room_for_lists(config, keys.sum(), keys.sum(), len(keys), "cpu")["key_tiles"]
+    )
+    bands, rounds = heads // config.band, tasks * config.band // sms
+    seen, loads = set(), np.zeros(sms)
+    for number, turn, sm in np.ndindex(bands, rounds, sms):
+        head, entry = dealt(config, number, turn, sm)
+        assert (head, entry) not in seen and head < heads and entry < tasks
+        seen.add((head, entry))
+        loads[sm] += lengths[entry] if entry < len(lengths) else 0
+    assert {(h, n) for h in range(heads) for n in range(len(lengths))} <= seen
+    assert loads.max() < most * loads.mean()
 
 
 def test_packed_heads_that_are_too_long_are_refused():

@@ -177,6 +177,7 @@ ERRORS = {
     "dtype": (lambda x, y: x.cast("bf16"), "expected an element type"),
     "span": (lambda x, y: t.load(y, t.span(0, t.size("m"))), "span of Index m elements"),
     "position": (lambda x, y: x + t.number(t.size("m") * 0.5), "index float 0.5"),
+    "tuple": (lambda x, y: x + t.number(t.grid(m=4)), r"\(i,\) = grid"),
     "half": (lambda x, y: x + t.number(t.size("m") / 2), "use // or cdiv"),
     "if": (lambda x, y: x if t.size("m") > 2 else y, "not known while tracing"),
     "range": (lambda x, y: next(x for _ in range(t.size("m"))), "for i in loop"),

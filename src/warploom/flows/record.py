@@ -42,8 +42,8 @@ def record(
     A user's kernel is searched at each of them, and one of the library where an effort is given;
     the fastest points become variants. Those of the table that were not recorded for this kind of
     configuration are compiled and replayed. Those of least predicted time are measured, where a GPU
-    is. Without rows none stays. Raises `InputError` for a kernel without a table, an unknown
-    effort, and where a setting is none of the kernel's.
+    is. Without rows none stays. Raises `InputError` for a kernel without a table or without
+    matmuls, an unknown effort, and where a setting is none of the kernel's.
     """
     kernel = entry(settings.name)
     if kernel.table is None:
@@ -69,6 +69,11 @@ def record(
                 say(f"{label}: {name}: {replays[name].cycles:.0f} cycles an iteration")
             except WarploomError as error:
                 say(f"{label}: {name}: not of use: {error}")
+    if not replays:
+        raise InputError(
+            f"--record: {settings.name}: nothing of it is predicted: the replay follows loops with "
+            "matmuls; a table without them takes times measured on a GPU (bench/row_plans.py)"
+        )
     kind = replace(kind, replays=replays)
     rows = [_row(settings, kernel, table, kind, shape, measuring, say) for shape in shapes]
     known = {**before, label: with_rows(kind, (*kind.rows, *rows))}

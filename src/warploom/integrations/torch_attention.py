@@ -15,6 +15,7 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
+    Chosen,
     Launches,
     allowed_type,
     check_devices,
@@ -102,11 +103,9 @@ def _build(config: BackwardConfig, part: str) -> Built:
     return compiled(program, policy, allow=allow)
 
 
-def launches_of(config: BackwardConfig) -> Launches:
-    """The kernels of a backward pass."""
-    return Launches(
-        lambda: {part: ((config, part), partial(_build, config, part)) for part in parts(config)}
-    )
+def kernels_of(config: BackwardConfig) -> dict[str, Chosen]:
+    """The kernels of a backward pass, by name."""
+    return {part: ((config, part), partial(_build, config, part)) for part in parts(config)}
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,8 @@ def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Room, Callable[[], dict
         return {"key_tasks": torch.from_numpy(table).to(device)}
 
     # Kernels of listed tasks are the same for all bands.
-    launches = launches_of(replace(config, band=0) if config.listed else config)
+    alike = replace(config, band=0) if config.listed else config
+    launches = Launches(partial(kernels_of, alike))
     return config, launches, Room.of(config, tuple(lse.shape)), tasks
 
 

@@ -2,7 +2,7 @@
 
 q is `[tokens, heads, d]`, k and v are `[tokens, kv_heads, d]`; sequence s has the tokens
 `cu_seqlens[s]` to `cu_seqlens[s + 1]`, as in FlashAttention's `flash_attn_varlen_func`. Which tile
-of which sequence a task is stands in tables that torch makes of the bounds on the GPU, so that no
+of which sequence a task is stands in lists that kernels make of the bounds on the GPU, so that no
 call waits for it. The forward kernel is `kernels.attention.program`, the gradients are those of
 `kernels.attention.backward`, compiled at first use.
 """
@@ -13,13 +13,14 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import (
     ATTENTION_TYPES,
     ONCE,
     checked_group,
     gradients_like,
-    launches_of,
+    kernels_of,
 )
 from warploom.integrations.torch_program import (
     Chosen,
@@ -29,18 +30,26 @@ from warploom.integrations.torch_program import (
     copyable,
     empty_like,
     form_of,
+    multiprocessors,
     operator,
     refuse_backward,
     steps,
     torch_module,
     variant_kernel,
 )
-from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig, packed_for
 from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.attention.tasks import (
+    MOST_PACKED,
+    TileListConfig,
+    tile_list,
+    tile_list_schedule,
+)
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
 
 torch: Any = torch_module()
+LEAST_ROOM = 32  # sequences that a list of tasks has room for
 BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 MASKS = "bool causal=False, int? window=None, float? scale=None"
 FORWARD = (
@@ -53,36 +62,9 @@ BACKWARD = (
 )
 
 
-def tile_table(bounds: Any, count: int, most: int, longest_last: bool | None = None) -> Any:
-    """`[most, 2]`, int32: (sequence, tile) of every tile of `count` tokens of the sequences between
-    `bounds: [sequences + 1]`, and for the rest (sequences, 0).
-
-    Tiles are in order; by `longest_last` those of the longest sequences come first, and of one
-    sequence the last or the first.
-    """
-    lengths = bounds.diff()
-    tiles = (lengths + (count - 1)) // count
-    ends = tiles.cumsum(0)
-    number = torch.arange(most, device=bounds.device)
-    sequence = torch.searchsorted(ends, number, right=True)
-    known = sequence < len(lengths)
-    at = sequence.clamp(max=len(lengths) - 1)
-    tile = torch.where(known, number - (ends - tiles)[at], 0)
-    if longest_last is not None:
-        left = tile + 1 if longest_last else tiles[at] - tile
-        order = torch.where(known, left, 0).argsort(descending=True, stable=True)
-        sequence, tile = sequence[order], tile[order]
-    return torch.stack((sequence, tile), 1).int()
-
-
 def _with_none(bounds: Any) -> Any:
     """The bounds with a sequence of no tokens behind the last."""
     return torch.cat((bounds, bounds[-1:]))
-
-
-def _most(tokens: int, count: int, bounds: Any) -> int:
-    """Tiles of `count` tokens that the sequences may have."""
-    return tokens // count + len(bounds) - 1
 
 
 def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
@@ -101,10 +83,23 @@ def _check(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *options: Any) -> None:
                 f"attention_varlen {name} is {bounds.dtype} {list(bounds.shape)}: expected int32 "
                 "[sequences + 1], as many for queries as for keys"
             )
-    if len(cu_q) < 2:
-        raise InputError("attention_varlen cu_seqlens_q has no sequence: expected two numbers")
+    if not 1 < len(cu_q) <= MOST_PACKED + 1:
+        raise InputError(
+            f"attention_varlen cu_seqlens_q of {len(cu_q) - 1} sequences: expected 1 to "
+            f"{MOST_PACKED}"
+        )
     _, _, _, window, scale, *_ = options
     checked_group("attention_varlen", q, k, v, window, scale)
+
+
+def _room(sequences: int) -> int:
+    """Sequences that a list of tasks has room for."""
+    return max(LEAST_ROOM, 1 << (sequences - 1).bit_length())
+
+
+def _list_kernel(own: TileListConfig) -> Chosen:
+    """The key of what makes a list of tasks, and what builds it."""
+    return ("tile_list", own), lambda: build(tile_list(own), tile_list_schedule(own))
 
 
 def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], int], Launches]:
@@ -131,7 +126,10 @@ def _forward_plan(q: Any, k: Any, v: Any, *options: Any) -> tuple[Callable[[], i
         return choose_attention((max_q,) * alike, base, (max_k,) * alike, heads)
 
     def choose() -> dict[str, Chosen]:
-        return {"attention": variant_kernel("attention", choice(), base)}
+        count = choice().config(base).tile[0]
+        own = TileListConfig((count, count), "rows", "causal", brief=True, room=_room(alike))
+        kernel = variant_kernel("attention", choice(), base)
+        return {own.name: _list_kernel(own), "attention": kernel}
 
     return (lambda: choice().config(base).tile[0]), Launches(choose)
 
@@ -147,8 +145,12 @@ def _forward_results(_: Any, q: Any, *others: Any) -> tuple[Any, Any]:
 def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options: Any) -> None:
     (tile, launches), (cu_q, cu_k, *_) = plan, options
     arrays = {"q": q, "k": k, "v": v, "o": made[0], "lse": made[1]}
-    arrays |= {"row_bounds": _with_none(cu_q), "key_bounds": _with_none(cu_k)}
-    arrays["tiles"] = tile_table(cu_q, tile(), _most(len(q), tile(), cu_q), longest_last=True)
+    arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}
+    arrays["row_bounds"] = _with_none(cu_q)
+    arrays["key_bounds"] = arrays["row_bounds"] if cu_k is cu_q else _with_none(cu_k)
+    tasks = len(q) // tile() + len(cu_q) - 1
+    arrays["tiles"] = torch.empty((tasks, 2), dtype=torch.int32, device=q.device)
+    arrays["row_tiles"] = arrays["tiles"]
     (launches if k.numel() else launches.unbound)(arrays)
 
 
@@ -172,7 +174,8 @@ def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
         packed=True,
         softcap=softcap,
     )
-    return config, launches_of(config)
+    config = packed_for(config, len(q), k.shape[1], multiprocessors(q.device.index))
+    return config, Launches(partial(_kernels, config, len(options[0]) - 1))
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
@@ -191,19 +194,47 @@ def arrays_between(config: BackwardConfig, q: Any, sequences: int) -> dict[str, 
     return found
 
 
-def tables(config: BackwardConfig, cu_q: Any, cu_k: Any, rows: int, keys: int) -> dict[str, Any]:
-    """Bounds and tasks of the backward kernels; `rows` and `keys` are all tokens.
+def lists(config: BackwardConfig, sequences: int) -> tuple[TileListConfig, TileListConfig]:
+    """What makes the lists of tasks of rows and of keys.
 
     Tiles of keys that add in turn stand in order: each waits for tiles that began before it.
     """
-    row_count, key_count = config.tile
-    order = None if config.deterministic else False
+    room = _room(sequences)
+    order = "sequences" if config.deterministic else "causal" if config.causal else "all"
+    return (
+        TileListConfig(config.tile, "rows", "sequences", room=room),
+        TileListConfig(config.tile, "keys", order, room=room),
+    )
+
+
+def room_for_lists(
+    config: BackwardConfig, rows: int, keys: int, sequences: int, device: Any
+) -> dict[str, Any]:
+    """Both lists, as long as so many tokens and sequences may need; that of keys is a whole number
+    of rounds of a band's tasks over all SMs."""
+    row_tiles, key_tiles = (
+        tokens // count + sequences for tokens, count in zip((rows, keys), config.tile, strict=True)
+    )
+    if not config.deterministic:
+        band = max(1, config.band)
+        rounds = -(-key_tiles * band // config.sms)
+        key_tiles = -(-rounds * config.sms // band)
+    make = partial(torch.empty, dtype=torch.int32, device=device)
     return {
-        "row_bounds": _with_none(cu_q),
-        "key_bounds": _with_none(cu_k),
-        "row_tiles": tile_table(cu_q, row_count, _most(rows, row_count, cu_q)),
-        "key_tiles": tile_table(cu_k, key_count, _most(keys, key_count, cu_k), order),
+        "row_tiles": make((row_tiles, TILE_FIELDS)),
+        "key_tiles": make((key_tiles, TILE_FIELDS)),
     }
+
+
+def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
+    """All that a call launches, by name."""
+
+    def made(own: TileListConfig) -> Callable[[], Built]:
+        return lambda: build(tile_list(own), tile_list_schedule(own))
+
+    return {x.name: (("tile_list", x), made(x)) for x in lists(config, sequences)} | kernels_of(
+        config
+    )
 
 
 def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *args: Any) -> None:
@@ -216,7 +247,8 @@ def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *arg
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
     arrays |= dict(zip(("dq", "dk", "dv"), made, strict=True))
     arrays |= arrays_between(config, q, len(cu_q) - 1)
-    launches(arrays | tables(config, cu_q, cu_k, len(q), len(k)))
+    arrays |= room_for_lists(config, len(q), len(k), len(cu_q) - 1, q.device)
+    launches(arrays | {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()})
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

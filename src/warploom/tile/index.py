@@ -171,6 +171,9 @@ def as_index(value: IndexLike) -> Index:
     if isinstance(value, Index):
         return value
     number: Any = value
+    if isinstance(number, tuple):
+        told = "expected one place; of a single axis: (i,) = grid(...)"
+        raise refuse(f"index {shown(value)}: {told}")
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise refuse(f"index {shown(number)}: expected a whole number, a size or a position")
     return const(int(number))

@@ -27,13 +27,14 @@ RECORDS = 3
 CHANGE = "USETMAXREG"
 
 
-def with_entry(image: bytes, threads: int) -> bytes:
-    """The cubin of one kernel, compiled for fewer threads, as one for `threads`.
+def with_entry(image: bytes, threads: int, resident: int = 1) -> bytes:
+    """The cubin of one kernel, compiled for fewer threads, as one for `threads`, of which
+    `resident` blocks share an SM.
 
     Raises `CheckFailed` when the kernel names a register at entry that such a block does not have.
     """
     kernel = decode(parse(image, "the image"))
-    registers = entry_registers(threads)
+    registers = entry_registers(threads, resident=resident)
     check_entry(kernel, registers)
     data, changed = bytearray(image), 0
     elf = ELFFile(io.BytesIO(image))

@@ -15,7 +15,8 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
 from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.codegen.ir.layout import CHUNK
-from warploom.codegen.ir.place import SLOT_COLUMNS, Placement
+from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.reads import SLOT_COLUMNS
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import NIBBLES

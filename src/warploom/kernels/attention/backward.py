@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig
 from warploom.tile import (
     FP32,
     Array,
@@ -48,7 +48,6 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 At = tuple[Span | Index, ...]  # a place in an array
-PACKED_HEADS = {64: 4}  # heads whose packed tasks go out together, by padded head size; else 2
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,10 @@ class Sequence:
     firsts: tuple[Index, Index, Index] | None = None
 
     @classmethod
-    def packed(cls, config: BackwardConfig, number: Index, rest: dict[str, Array]) -> Sequence:
-        """Sequence `number` of the bounds; without those of keys, it has as many as rows."""
-        rows = rest["row_bounds"]
-        (row, last_row), (key, last_key) = (
-            (read(bounds, number), read(bounds, number + 1))
-            for bounds in (rows, rest.get("key_bounds", rows))
-        )
-        block = row // config.tile[0] + number
-        return cls(last_row - row, last_key - key, (), (row, key, block))
+    def listed(cls, tiles: Array, task: Index) -> tuple[Sequence, Index]:
+        """That of an entry of a list of tiles (`kernels.attention.tasks`), and which tile it is."""
+        row, rows, block, key, keys, tile = (read(tiles, task, n) for n in range(TILE_FIELDS))
+        return cls(rows, keys, (), (row, key, block)), tile
 
     def row_block(self, head: Index, start: Index, count: int, d: Span, put: bool = False) -> At:
         """Rows from `start` on of arrays like q; to `put` them, those of this sequence alone."""
@@ -127,8 +121,8 @@ def _task(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Sequence, Ind
     """(sequence, head, number) of a task of rows."""
     if config.packed:
         head, task = grid(heads=size("heads"), tasks=size("tasks"))
-        number, i = (read(rest["row_tiles"], task, n) for n in (0, 1))
-        return Sequence.packed(config, number, rest), head, i
+        sequence, i = Sequence.listed(rest["row_tiles"], task)
+        return sequence, head, i
     tasks = cdiv(size("rows"), config.task_rows)
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=tasks)
     return Sequence(size("rows"), size("rows"), (batch,)), head, i
@@ -188,9 +182,9 @@ def _finish(config: BackwardConfig, dq_sum: Array, dq: Array, **rest: Array) -> 
 def _tile_of_keys(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Sequence, Index, Index]:
     """(sequence, key head, number) of a task of keys."""
     if config.packed:
-        head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
-        number, j = (read(rest["key_tiles"], task, n) for n in (0, 1))
-        return Sequence.packed(config, number, rest), head, j
+        head, task = _in_order() if config.deterministic else _shared_out(config)
+        sequence, j = Sequence.listed(rest["key_tiles"], task)
+        return sequence, head, j
     if config.listed:
         (task,) = grid(tasks=size("tasks"))
         batch, head, j = (read(rest["key_tasks"], task, n) for n in range(3))
@@ -198,6 +192,33 @@ def _tile_of_keys(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Seque
         tasks = cdiv(size("keys"), config.tile[1])
         batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
     return Sequence(size("rows"), size("keys"), (batch,)), head, j
+
+
+def _in_order() -> tuple[Index, Index]:
+    """(key head, number in the list) of a task, one head after another: tiles that add in turn."""
+    head, task = grid(kv_heads=size("kv_heads"), tasks=size("tasks"))
+    return head, task
+
+
+def _shared_out(config: BackwardConfig) -> tuple[Index, Index]:
+    """The same, where SM s does the tasks (band, round, s)."""
+    sms, band = config.sms, max(1, config.band)
+    bands, rounds = size("kv_heads") // band, size("tasks") * band // sms
+    return dealt(config, *grid(bands=bands, rounds=rounds, sms=sms))
+
+
+def dealt(config: BackwardConfig, number: Index, turn: Index, sm: Index) -> tuple[Index, Index]:
+    """The task of an SM in a round of band `number`, so that all SMs have about as much to do.
+
+    The heads of a band are at work at the same time. Their tiles come longest first, and are dealt
+    out forwards and backwards in turn. What that leaves uneven is the same in every band: each
+    second one is dealt out the other way round, and the next two begin with other SMs.
+    """
+    sms, band = config.sms, max(1, config.band)
+    place = (sm + sms - number // 2 * (3 * sms // 8) % sms) % sms
+    back = (number + turn) % 2
+    at = turn * sms + place + back * (sms - 1 - 2 * place)
+    return number * band + at % band, at // band
 
 
 def _backward(
@@ -321,26 +342,21 @@ def backward_policy(config: BackwardConfig) -> Policy:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
     Where tasks are listed each SM has its own, of a band of heads at a time: L2 does not hold the
-    sums of more. Others under a causal mask go to the next free SM, which costs registers. Packed
-    tasks come longest first by their table, every second round of them backwards.
+    sums of more. Others under a causal mask go to the next free SM, which costs registers.
     """
-    in_order = config.packed and config.deterministic
-    static = config.listed or in_order or not (config.packed or config.causal)
-    scheduler = "static" if static else "serpentine" if config.packed else "dynamic"
-    last = "tasks_tile" if config.packed else "keys_tile"
-    heads = config.band
-    if config.packed:
-        heads = 0 if in_order else PACKED_HEADS.get(config.depth, 2)
+    shared_out = config.listed or config.packed
+    static = shared_out or not config.causal
+    backwards = config.deterministic and config.causal
     launch = LaunchPlan(
         split="keys",
-        tile_scheduler=scheduler,
-        supergroup=0 if config.listed else heads,
-        grouped="row" if config.packed or config.listed else "all",
+        tile_scheduler="static" if static else "dynamic",
+        supergroup=0 if shared_out else config.band,
+        grouped="row" if shared_out else "all",
         staged_slots=2,
         fence_at_meeting=config.written.fenced,
         in_turn=config.written.turns,
         store_warps=True,
-        reverse=(last,) if config.deterministic and config.causal else (),
+        reverse=("tasks_tile" if config.packed else "keys_tile",) if backwards else (),
     )
     order = "lcsf-early" if config.causal else "lcsf"
     slots = {"delta": 3} if config.written.apart else {}

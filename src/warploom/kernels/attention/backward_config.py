@@ -9,9 +9,9 @@ Packed, sequence s has the tokens `row_bounds[s]` to `row_bounds[s + 1]` of `q, 
 [row_tokens, heads, d]`, and so of `k, v, dk, dv`; `lse: [heads, row_tokens]`. What the kernels keep
 of rows has whole blocks of every sequence, s from block `row_bounds[s] // block + s` on, which no
 two sequences share: `base, delta: [heads, places]`, `dq_sum: [heads, blocks, ...]` and `turns:
-[heads, blocks]`. `row_tiles` and `key_tiles: [tasks, pair]` say which block or tile of which
-sequence a task is. A task of no block is block 0 of the sequence behind the last, which has no
-tokens: the bounds have a number more for it.
+[heads, blocks]`. `row_tiles` and `key_tiles: [tasks, fields]` (`kernels.attention.tasks`) say which
+block or tile of which sequence a task is: first row, rows, first block, first key and keys of the
+sequence, and the number of the tile.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ PACKED = Style(late=True, fenced=True)
 BAND, MOST_HEADS = 16384, 16
 LEAST_HEADS = {64: 4}
 IN_TURN = 8
+PACKED_HEADS = {64: 4}  # heads of a band of packed tasks, by padded head size; else 2
+PACKED_ROWS = 65536  # or as many heads as have so many rows
+TILE_FIELDS = 6  # numbers of an entry of a list of tiles
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
@@ -83,10 +86,10 @@ class BackwardConfig:
     multiple of a tile's, so that only a causal mask or a window hides any. `listed`: which tasks an
     SM does stands in a list (`kernels.attention.shares`). `band`: those of so many key heads go out
     together, the longest first; 0: one head's after another's. `fitted` chooses.
-    `packed`: sequences of different lengths stand behind one another. `style`: how the loop is
-    written; None: as measured. `value_dim`: the head size of v, o and dO, where it is another than
-    that of q and k, for which there are kernels that make each gradient by itself. `softcap`: as
-    of `AttentionConfig`.
+    `packed`: sequences of different lengths stand behind one another, whose tasks are shared out to
+    so many `sms`; `packed_for` chooses. `style`: how the loop is written; None: as measured.
+    `value_dim`: the head size of v, o and dO, where it is another than that of q and k, for which
+    there are kernels that make each gradient by itself. `softcap`: as of `AttentionConfig`.
     """
 
     dtype: DType = BF16
@@ -103,6 +106,7 @@ class BackwardConfig:
     style: Style | None = None
     value_dim: int | None = None
     softcap: float = 0.0
+    sms: int = 132
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -241,8 +245,7 @@ class BackwardConfig:
         every["turns"] = array(INT32, f"{lead} blocks")
         every["dq_sum"] = array(FP32, f"{lead} blocks {block}", fragments=self.fragments)
         every["none"] = array(FP32, f"{lead} blocks {block}")
-        every |= dict.fromkeys("row_bounds key_bounds".split(), array(INT32, "bounds"))
-        every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks pair"))
+        every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks fields"))
         every["key_tasks"] = array(INT32, "tasks place")
         return {name: every[name] for name in names.split()}
 
@@ -250,8 +253,7 @@ class BackwardConfig:
         """The names of what says which task is which, for tasks of "rows" or of "keys"."""
         if self.listed and of == "keys":
             return " key_tasks"
-        bounds = "row_bounds row_tiles" if of == "rows" else "row_bounds key_bounds key_tiles"
-        return f" {bounds}" if self.packed else ""
+        return f" {of.removesuffix('s')}_tiles" if self.packed else ""
 
 
 def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
@@ -262,6 +264,14 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     # At other head sizes a list takes registers that loops then spill, and a counter does not.
     listed = config.causal and config.depth == 128 and not config.deterministic
     return replace(config, whole_keys=whole, listed=listed, band=_band(config, rows))
+
+
+def packed_for(config: BackwardConfig, rows: int, kv_heads: int, sms: int) -> BackwardConfig:
+    """What kernels of packed sequences of so many rows together are on a GPU of so many SMs."""
+    few = PACKED_ROWS // max(1, rows)  # heads of as many rows: fewer would not keep all SMs at work
+    heads = max(PACKED_HEADS.get(config.depth, 2), min(MOST_HEADS, 1 << few.bit_length() >> 1))
+    band = 0 if config.deterministic else math.gcd(kv_heads, heads)
+    return replace(config, band=band, sms=sms)
 
 
 def _band(config: BackwardConfig, rows: int) -> int:

@@ -1,9 +1,16 @@
-"""The list of tasks of a mixed batch, made on the GPU: which sequence and row tile each task is.
+"""Lists of tasks, made on the GPU: which tile of which sequence each task is.
 
-Arrays: `bounds: [batch + 1]`, where the tokens of each sequence begin; `lengths: [batch]`, its
-keys; `tiles: [tasks, 5]`: of every task the sequence, its first token, the end of the sequence's
-tokens, and how many tokens and keys the sequence has. A task finds its sequence as the number of
-sequences whose tiles end before it. Tasks that are not needed have no tokens and no keys.
+Of a mixed batch (`task_list`): `bounds: [batch + 1]`, where the tokens of each sequence begin;
+`lengths: [batch]`, its keys; `tiles: [tasks, 5]`: of every task the sequence, its first token, the
+end of the sequence's tokens, and how many tokens and keys the sequence has. A task finds its
+sequence as the number of sequences whose tiles end before it. Tasks that are not needed have no
+tokens and no keys.
+
+Of packed sequences (`tile_list`): `row_ends, key_ends: [sequences + 1]`, where the rows and keys of
+each begin and the last ends; `row_tiles` or `key_tiles: [tasks, 6]`: the first row of a sequence,
+its rows, its first block (`kernels.attention.backward_config`), its first key, its keys, and the
+number of a tile. Where the longest tasks come first, the one at place p is found from how many are
+longer than so many tiles, by halving: all places at once, and nothing is sorted.
 """
 
 from __future__ import annotations
@@ -26,6 +33,9 @@ from warploom.tile import (
     cumsum,
     grid,
     load,
+    maximum,
+    number,
+    read,
     size,
     span,
     store,
@@ -35,8 +45,10 @@ from warploom.tile import (
     zeros,
 )
 
-MOST = 1024  # sequences
+MOST = 1024  # sequences of a mixed batch
 AT_A_TIME = 4096  # tasks times sequences that a block looks at
+MOST_PACKED = 16384  # packed sequences
+HALVINGS = 16  # a sequence has fewer tiles than 2 to this power
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,122 @@ def task_list_schedule(config: TaskListConfig) -> SimtSchedule:
     return replace(simt(task_list(config)), launch=LaunchPlan(persistent=False, dependent=True))
 
 
+@dataclass(frozen=True)
+class TileListConfig:
+    """What is static in a list of tiles.
+
+    tile    rows of a block and keys of a tile
+    of      "rows" or "keys"
+    order   "sequences": one after another; or the longest task first, which is as long as "all"
+            tiles of its sequence, or "causal": of rows those up to its own, of keys those from it
+    brief   an entry is the number of the sequence, and that of the tile
+    room    sequences that there is room for, a power of 2
+    """
+
+    tile: tuple[int, int] = (64, 128)
+    of: str = "keys"
+    order: str = "causal"
+    brief: bool = False
+    room: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit a block, and words that mean nothing."""
+        if not 1 <= self.room <= MOST_PACKED or self.room & (self.room - 1):
+            raise InputError(
+                f"list of tiles of {self.room} packed sequences: expected at most {MOST_PACKED}"
+            )
+        if self.of not in ("rows", "keys") or self.order not in ("sequences", "causal", "all"):
+            raise InputError(
+                f"list of tiles of {self.of!r} in the order {self.order!r}: expected 'rows' or "
+                "'keys', and 'sequences', 'causal' or 'all'"
+            )
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that a block lists."""
+        return max(1, AT_A_TIME // self.room)
+
+    @property
+    def name(self) -> str:
+        """The name of the list."""
+        return f"{self.of.removesuffix('s')}_tiles"
+
+
+def tile_list(config: TileListConfig | None = None) -> Program:
+    """The program of a configuration."""
+    chosen = config or TileListConfig()
+    arrays = {name: array(INT32, "ends") for name in ("row_ends", "key_ends")}
+    arrays[chosen.name] = array(INT32, "tasks fields")
+    return trace(_tile_list, arrays, name="tile_list", config=chosen)
+
+
+def tile_list_schedule(config: TileListConfig) -> SimtSchedule:
+    """Laid over threads by sizes."""
+    return replace(simt(tile_list(config)), launch=LaunchPlan(persistent=False))
+
+
+def _tile_list(row_ends: Array, key_ends: Array, config: TileListConfig, **tiles: Array) -> None:
+    (block,) = grid(blocks=cdiv(size("tasks"), config.tasks))
+    sequences = size("ends") - 1
+    which = coordinate("sequences", config.room, 0)
+    whole = zeros(INT32, tasks=config.tasks, sequences=config.room)
+
+    def of_sequences(ends: Array) -> tuple[Tile, Tile]:
+        """Where they begin, and how long they are."""
+        there = which < sequences
+        begins = where(there, load(ends, span(0, config.room, "sequences")), 0)
+        stops = load(ends, span(1, config.room, "sequences"))
+        return begins, where(there, stops - begins, 0)
+
+    (row, rows), (key, keys) = of_sequences(row_ends), of_sequences(key_ends)
+    count = config.tile[config.of == "keys"]
+    counts = whole + ((keys if config.of == "keys" else rows) + (count - 1)) // count
+    place = coordinate("tasks", config.tasks, block * config.tasks)
+
+    def longer(than: Tile) -> Tile:
+        """How many tasks are as long as more than so many tiles."""
+        if config.order == "causal":
+            return sum_along(maximum(counts - than, 0), "sequences")
+        return sum_along(where(than < counts, counts, 0), "sequences")
+
+    length = zeros(INT32, tasks=config.tasks)  # of the task at a place: all that are longer precede
+    if config.order != "sequences":
+        for bit in reversed(range(HALVINGS)):
+            more = length + (1 << bit)
+            length = where(longer(more - 1) <= place, length, more)
+    if config.order == "causal":
+        equal = where(length <= counts, whole + 1, 0)  # tasks of that length in each sequence
+    elif config.order == "all":
+        equal = where((length <= counts) & (counts <= length), counts, 0)
+    else:
+        equal = counts
+    after = place if config.order == "sequences" else place - longer(length)
+    ends = cumsum(equal, "sequences")
+    own = (ends - equal <= after) & (after < ends)
+    if config.order != "sequences":
+        own = own & (whole + length > 0)
+
+    def of_its_sequence(numbers: Tile) -> Tile:
+        return sum_along(where(own, whole + numbers, 0), "sequences")
+
+    if config.order == "causal":
+        tile = counts - length if config.of == "keys" else length - 1
+    else:
+        tile = after - (ends - equal)
+    blocks = row // config.tile[0] + which
+    fields = (which, tile) if config.brief else (row, rows, blocks, key, keys, tile)
+    found = [of_its_sequence(x) for x in fields]
+    none = 1 - sum_along(where(own, whole + 1, 0), "sequences")
+    last = read(row_ends, sequences)
+    nowhere = {0: last, 2: last // config.tile[0] + sequences, 3: read(key_ends, sequences)}
+    if config.brief:
+        nowhere = {0: sequences}
+    at = span(block * config.tasks, config.tasks)
+    for field, one in enumerate(found):
+        there = one + none * number(nowhere[field], INT32) if field in nowhere else one
+        store(tiles[config.name], at, field, tile=there)
+
+
 def _task_list(bounds: Array, lengths: Array, tiles: Array, config: TaskListConfig) -> None:
     (block,) = grid(blocks=cdiv(size("tasks"), config.tasks))
     every = span(0, config.room, "sequences")
@@ -100,5 +228,5 @@ def _task_list(bounds: Array, lengths: Array, tiles: Array, config: TaskListConf
         of_its_sequence(load(lengths, every)),
     )
     place = span(block * config.tasks, config.tasks)
-    for number, one in enumerate(fields):
-        store(tiles, place, number, tile=one)
+    for field, one in enumerate(fields):
+        store(tiles, place, field, tile=one)

@@ -1,9 +1,11 @@
 """Plans of row operations, and the table of those that were measured.
 
 `tuned.toml` is what `python -m bench.row_plans record` writes: plans by name, and for operations
-and lengths of rows the microseconds of each plan that was timed there. A configuration gets the
-fastest plan of the row that is nearest to it: the same operation, as many of its options as may be,
-and the next length from above, or from below, less than twice away.
+and lengths of rows the microseconds of each plan that was timed there. `optimize --record` writes
+no such table: it tries what the model puts first, and by the rate of DRAM all plans are alike.
+
+A configuration gets the fastest plan of the row that is nearest to it: the same operation, as many
+of its options as may be, and the next length from above, or from below, less than twice away.
 """
 
 from __future__ import annotations
