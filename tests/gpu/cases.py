@@ -327,7 +327,9 @@ def _append(made: Any, config: Any, _: list[Any]) -> tuple[Program, Any, Values]
 
 
 def _grouped(_: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:
-    return grouped(config), grouped_policy(config), grouped_case(config, *sizes)[0]
+    counts, n, k = sizes
+    whole = -(-k // 16) * 16  # TMA wants rows of multiples of 16 bytes
+    return grouped(config), grouped_policy(config), grouped_case(config, counts, n, whole)[0]
 
 
 def _weight_only(made: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:

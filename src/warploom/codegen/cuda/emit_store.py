@@ -92,7 +92,7 @@ def store_lines(
             whole.append(f"{c_index(span.start, names)} + {last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     store = _store(panels, map_name, values, stopless, names, helpers)
-    lines = store.handed() if path.carried else store.lines()
+    lines = store.handed() if path.carried else store.met() if path.late else store.lines()
     if not whole:
         return lines
     return [
@@ -102,6 +102,20 @@ def store_lines(
         *indent((wide_store_lines if path.wide else direct_store_lines)(values, op, names)),
         "}",
     ]
+
+
+def sent_lines(
+    panels: StorePanels,
+    map_name: str,
+    values: Values,
+    op: Op,
+    names: Names,
+    helpers: dict[str, str],
+    path: StorePath,
+) -> list[str]:
+    """Start the copies of a late store."""
+    assert path.late, path
+    return _store(panels, map_name, values, op, names, helpers).sent()
 
 
 def where_it_has_rows(store: Op, lines: list[str]) -> list[str]:
@@ -182,21 +196,24 @@ class _Store:
         # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
         return [
-            f"{LEADER} store_wait_read<0>();",
-            self._sync(),
-            *self._written(),
+            *self.met(),
             "fence_async();",
             self._sync(),
-            f"{LEADER} {{",
-            *self.copies(),
-            "  store_commit();",
-            "}",
+            *self.sent(),
             *(
                 line
                 for number, origin in enumerate(self.panels.origins)
                 for line in self._copied(f"{self.base} + {number * self.step}", origin)
             ),
         ]
+
+    def met(self) -> list[str]:
+        """All panels, each in its slot, which the stores before have read."""
+        return [f"{LEADER} store_wait_read<0>();", self._sync(), *self._written()]
+
+    def sent(self) -> list[str]:
+        """The copies of all panels, which the whole group has written and fenced."""
+        return [f"{LEADER} {{", *self.copies(), "  store_commit();", "}"]
 
     def _in_turn(self) -> list[str]:
         # Slots are taken in turn within a task. With up to two, the group synchronises before a
