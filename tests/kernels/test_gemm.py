@@ -275,7 +275,7 @@ def test_cluster_reductions_that_cannot_be_are_refused():
         with pytest.raises(InputError, match="so they must be a cluster"):
             emit(lowered(program, Policy("inflight", launch, groups=groups, depth=2)))
     narrow = trace(_narrow, GemmConfig().arrays, name="narrow")
-    launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
+    launch = LaunchPlan(split="m", store="direct", cluster=("slices_tile", 4))
     with pytest.raises(InputError, match="parts of a multiple of 8"):
         emit(lowered(narrow, Policy("inflight", launch, groups=groups, depth=2)))
     with pytest.raises(InputError, match="expected a width that 42 is a multiple of"):
