@@ -521,9 +521,7 @@ def copy_probes(data: int, encode: Any) -> list[Probe]:
             found += [_tiles(encode, data, 8192, 3, slots, share, first) for share in (11, 132)]
     for kib in (16, 32):
         arguments = (u64(data), i32(kib * KIB), i32(4))
-        found.append(
-            Probe(f"stores of {kib} KiB", "bulk_stores", {"stored": float(kib)}, 32, 0, arguments)
-        )
+        found.append(Probe(_stores(kib), "bulk_stores", {"stored": float(kib)}, 32, 0, arguments))
     return found
 
 
@@ -832,32 +830,29 @@ def placed(raw: Mapping[str, Any], exponent: float) -> dict[str, float]:
     return {place: statistics.mean(one) for place, one in more.items()}
 
 
-def copy_costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
-    """Cycles of a KiB of tiles whose rows do not begin at lines, by place."""
-    places: dict[str, list[float]] = {name: [] for name in PLACES}
-    for row in raw["copies"]:
-        if (found := RING_OF_TILES.match(row["name"])) and found[2]:
-            places[place_of(2 * int(found[2]))].append(row["per_kib"])
-    return {
+def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
+    """Costs of the scheduling table that only show while every SM copies, those that a run has."""
+    cycles = {row["name"]: row["per_kib"] for row in raw["copies"]}
+    places: dict[str, list[float]] = {}
+    for name, value in cycles.items():
+        if (found := RING_OF_TILES.match(name)) and found[2]:
+            places.setdefault(place_of(2 * int(found[2])), []).append(value)
+    fits = {
         f"load.per_kib_{place}": Fit(
             round(statistics.median(one), 1), round(min(one), 1), round(max(one), 1),
             "clk/KiB", f"tiles whose rows begin {PLACES[place]}, by every SM at once",
         )
         for place, one in places.items()
     }  # fmt: skip
+    stores = [round(cycles[name], 1) for kib in (32, 16) if (name := _stores(kib)) in cycles]
+    if stores:
+        text = "bulk stores of 32 and 16 KiB by every SM at once, to L2"
+        fits["store.per_kib_all"] = Fit(stores[0], min(stores), max(stores), "clk/KiB", text)
+    return fits
 
 
-def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
-    """Costs of the scheduling table that only show while every SM copies."""
-    cycles = {row["name"]: row["per_kib"] for row in raw["copies"]}
-    stores = [round(cycles[f"stores of {kib} KiB"], 1) for kib in (32, 16)]
-    return {
-        **copy_costs(raw),
-        "store.per_kib_all": Fit(
-            stores[0], stores[0], stores[1],
-            "clk/KiB", "bulk stores of 32 and 16 KiB by every SM at once, to L2",
-        ),
-    }  # fmt: skip
+def _stores(kib: int) -> str:
+    return f"stores of {kib} KiB"
 
 
 def _capped(row: Mapping[str, Any]) -> bool:
