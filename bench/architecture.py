@@ -54,8 +54,8 @@ MIRRORED = frozenset(
 # How the names of modules end that a user starts or imports: nothing inside has to import them.
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
+    ".evidence",  # what bench leaves behind
     ".flows.pack",  # python -m warploom.flows.pack
-    ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
     ".integrations.torch_attention_packed",

@@ -5,7 +5,7 @@
     python -m bench.linear_attention_backward merge FILES        into bench/results
 
 A row is one case of `bench.linear_attention`, in milliseconds of a forward pass that keeps what
-gradients need and a backward pass, sums over heads that share q and k included. Calls are captured
+gradients need and a backward pass, sums over what tasks leave in parts included. Calls are captured
 into graphs and interleaved, with a second copy of ours as A/A control. flash-linear-attention gets
 q, k and gates of every head ready-made, and its gradients end there. `copy ms` is what a copy takes
 that moves as many bytes as both passes must: inputs twice, results, gradients. Every gradient is
@@ -83,7 +83,7 @@ class Pair:
             self.launch(torch, kernel)
         inputs = {x: one for x, one in self.given.items() if x not in NO_INPUTS}
         made = dict(self.made)
-        for x in "qk":
+        for x in "qkv":
             if made[f"d{x}"].shape != inputs[x].shape:
                 made[f"d{x}"] = torch.empty_like(inputs[x])
                 glue.add_slots(self.made[f"d{x}"], made[f"d{x}"])

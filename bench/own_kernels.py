@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import random
 import shlex
 import sys
 import time
@@ -30,7 +29,7 @@ from bench.comparison.attribution import summary, take_apart
 from bench.own_kernels_parts.cases import CASES, Case, launch_of, make
 from bench.own_kernels_parts.report import deploy, report
 from bench.whole_set_parts.parallel import Players, Task
-from bench.whole_set_parts.play import ORIGINAL, kept, leaders, round_of
+from bench.whole_set_parts.play import ORDERED, ORIGINAL, kept, leaders, round_of, verify
 from warploom.codegen.compile.build import Built
 from warploom.errors import CheckFailed, WarploomError
 from warploom.files import write_bytes_atomically, write_text_atomically
@@ -39,7 +38,6 @@ from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
-from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS
 
 RESULTS: Final = Path(__file__).parent / "results" / "own_kernels.json"
@@ -65,45 +63,32 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
     original = parse((home / "original.cubin").read_bytes(), case.name)
     kernel = original.kernel(None).name
     starts = [path.read_bytes() for path in sorted(home.glob("start*.cubin"))]
-    # Where to begin: the original, earlier results on it, and programs with other scoreboards.
-    places: list[tuple[Base, bytes | None]] = [(Base(original), None)]
-    places += [(Base(original), start) for start in starts]
-    for folder_of in sorted(home.glob("base*")):
-        steps = read_steps(folder_of)
-        places.append((Base(parse(steps[-1].cubin, case.name), steps), None))
-    tasks: list[Task] = []
-    for number in range(plan.processes):
-        base, start = places[number % len(places)]
-        tasks.append(
-            Task(
-                number,
-                base.cubin.data,
-                start,
-                bool(base.steps),
-                kernel,
-                MIXTURE[number // len(places) % len(MIXTURE)],
-                1000 * plan.seed + number,
-                plan.seconds,
-                CONFIRMATIONS,
-                number // 2 % 2 == 1,
-            )
+    places = [None, *starts]  # where to begin: the original, and earlier results on it
+    tasks = [
+        Task(
+            number,
+            original.data,
+            places[number % len(places)],
+            kernel,
+            MIXTURE[number // len(places) % len(MIXTURE)],
+            1000 * plan.seed + number,
+            plan.seconds,
+            CONFIRMATIONS,
         )
-    bases = [places[number % len(places)][0] for number in range(plan.processes)]
+        for number in range(plan.processes)
+    ]
     with (
-        Players(tasks, bases) as players,
+        Players(tasks) as players,
         LocalMeasurer(settings=MeasureSettings(rounds=8)) as gpu,
     ):
         baseline = gpu.prepare(Workload(original.data, launch_of(case, home, case.search)))
-        entries = players.play(gpu)
-        best = leaders(entries)
-        for number, image in enumerate(starts):
-            best[f"start {number}"] = (image, (_ordered(image),))
+        results = players.play(gpu)
+        best = leaders(results) | {f"start {n}": image for n, image in enumerate(starts)}
         if not best:
             raise CheckFailed(f"{case.name}: no candidate ran and was right")
-        images = {ORIGINAL: original.data, **{one: row[0] for one, row in best.items()}}
-        first = gpu.compare(images, TimingSettings(rounds=16, reloads=3))
+        first = gpu.compare({ORIGINAL: original.data, **best}, TimingSettings(rounds=16, reloads=3))
         name = max(best, key=lambda one: first.ratios[one].median)
-        tuned, steps = best[name]
+        tuned = best[name]
         timings: dict[str, Any] = {}
         for sizes in case.timed:
             gpu.prepare(Workload(original.data, launch_of(case, home, sizes)))
@@ -113,29 +98,24 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
             print(f"{case.name} {sizes}: {timing.ratios['tuned']} {timing.control}", flush=True)
         gpu.prepare(Workload(original.data, launch_of(case, home, case.checked)))
         check = gpu.check(tuned, CheckSettings(samples=plan.samples))
-    findings = prove(original, kernel, steps, AliasMode.TRITON)
+    verdict = verify(original, tuned, kernel)
     return {
         "device": dict(baseline.device),
-        "rounds": [{**round_of(entry), "player": entry.result.player} for entry in entries],
+        "rounds": [round_of(found) for found in results],
         "choosing": first.to_json(),
         "timings": timings,
         "passed": check.passed,
         "detail": check.detail,
         "self_test": dict(check.self_test),
         "samples": check.samples,
-        "verdict": "proved" if not findings else str(findings[0]),
-        "legal": not findings,
+        "verdict": "proved" if verdict.legal else str(verdict.findings[0]),
+        "legal": verdict.legal,
         "best": name,
-        "lineage": [step.why for step in steps],
-        "tuned": dict(kept(steps[-1])),
-        "steps": [dict(kept(step)) for step in steps],
+        "lineage": [ORDERED],
+        "tuned": dict(kept(tuned)),
         "original_sha256": original.digest,
         "compiler": Built.read(home).resources.compiler,
     }
-
-
-def _ordered(image: bytes) -> Step:
-    return Step("order", image, "another order and other control fields")
 
 
 def modelled(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
@@ -155,17 +135,6 @@ def modelled(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
         path = folder / case.name / "model-best.cubin"
         write_bytes_atomically(path, found.best[0][1].cubin)
     return {"model": found.best_speedup, "tally": dict(found.tally)}
-
-
-def scoreboards(home: Path, count: int) -> None:
-    """Write `count` programs with scoreboards given out anew beside a built kernel."""
-    original = parse((home / "original.cubin").read_bytes(), home.name)
-    kernel = original.kernel(None).name
-    for number in range(count):
-        base = make_base(original, kernel, random.Random(number))
-        if base.steps:
-            write_steps(home / f"base{number}", base.steps)
-            print(f"{home.name} base {number}: {base.why}", flush=True)
 
 
 def parts(case: Case, folder: Path, raw: Path) -> None:
@@ -220,9 +189,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--scoreboards", type=int, default=0, help="prepare: bases with other scoreboards"
-    )
     parser.add_argument("--model", action="store_true", help="run: score by the model, no GPU")
     parser.add_argument("--store", type=Path, help="report: deploy what gained (needs --data)")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -247,7 +213,6 @@ def step(given: argparse.Namespace, names: list[str], command: str) -> None:
     if given.step == "prepare":
         for name in names:
             make(CASES[name], given.data / name)
-            scoreboards(given.data / name, given.scoreboards)
     elif given.step == "run":
         plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
         run(given.data, names, given.raw[0], plan, given.model)

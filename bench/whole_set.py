@@ -1,13 +1,12 @@
-"""Claim `sass-search` with every move: orders, control fields, scoreboards.
+"""Claim `sass-search` with every instruction movable, many players at once.
 
     python -m bench.whole_set prepare --schedules DIR --data DIR     # anywhere; needs no GPU
     python -m bench.whole_set run     --data DIR --raw FILE          # needs a GPU, not Triton
     python -m bench.whole_set report  --data DIR --raw FILE          # anywhere; needs Triton
 
-`prepare` makes the bases of every kernel (programs with other scoreboards), proves them, and climbs
-from some of them under the timing model. `run` plays a tournament on each
-kernel's bases, proves the winner's lineage, compares the leaders with the original (interleaved,
-reloads, A/A control, warm and flushed) and every output bit for bit. `report` writes the rows.
+`prepare` climbs on some of the kernels under the timing model. `run` plays on each from there and
+from the original, compares the leaders with the original (interleaved, reloads, A/A control, warm
+and flushed) and every output bit for bit, and verifies what won. `report` writes the rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Run one step of the claim; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("step", choices=("prepare", "run", "report"))
-    parser.add_argument("--data", type=Path, required=True, help="folder of bases and starts")
+    parser.add_argument("--data", type=Path, required=True, help="folder of kernels and starts")
     parser.add_argument(
         "--schedules", type=Path, help="folder of bench/timing_model.py, for prepare"
     )

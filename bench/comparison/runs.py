@@ -31,18 +31,16 @@ METHODS: Mapping[str, str] = {
     "guided": "climbs under the timing model between measurements",
     "ppo-cuasmrl": "ppo with CuAsmRL's actions, network and parameters",
     "ppo": "ppo with the wide actions and the graph network",
-    "ppo-imitated": "the same, starting from a policy that imitates the timing model's choices",
     "ppo-guided": "ppo with a measurement after 4 steps that the model does not call slower",
     "ppo-pre": "ppo-guided, starting from a policy trained by PPO on the timing model",
 }
 PROFILE_OF: Mapping[str, str] = {
     "ppo-cuasmrl": "cuasmrl",
     "ppo": "wide",
-    "ppo-imitated": "wide",
     "ppo-guided": "guided",
     "ppo-pre": "guided",
 }
-TRAINED = ("ppo-imitated", "ppo-pre")
+TRAINED = ("ppo-pre",)
 
 
 @dataclass(frozen=True)

@@ -16,52 +16,45 @@ from bench.comparison.runs import RemoteEvaluator
 from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.actions import OPTIONAL, STEPS
 from warploom.search.driver import Budget, SearchOptions, SearchResult, run_search
 from warploom.search.game import Game
-from warploom.search.lineage import Base
 from warploom.search.players import PLAYERS
-from warploom.search.tournament import Entry
 
 IN_FLIGHT: Final = 6
 CHAINS: Final = 2
 GRACE_S: Final = 5.0
-_GAMES: Final[dict[tuple[bytes, str, bool], Game]] = {}  # what the processes are forked with
+_GAMES: Final[dict[bytes, Game]] = {}  # what the processes are forked with
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run: a program to play on, where to start, and for how long."""
+    """One run: a kernel, where to start, and for how long."""
 
     number: int
     image: bytes
     start: bytes | None
-    elsewhere: bool
     kernel: str
     player: str
     seed: int
     seconds: float
     confirmations: int
-    paced: bool = False  # longer stalls are moves too
 
 
 class Players:
     """The processes of some tasks, each with its game decoded and waiting to play.
 
-    They are forked from here before a GPU is opened, so that decoding is done once a program:
+    They are forked from here before a GPU is opened, so that decoding is done once a kernel:
 
-        with Players(tasks, bases) as players, LocalMeasurer() as measurer:
-            entries = players.play(measurer)
+        with Players(tasks) as players, LocalMeasurer() as measurer:
+            results = players.play(measurer)
     """
 
-    def __init__(self, tasks: Sequence[Task], bases: Sequence[Base]) -> None:
-        self.tasks, self.bases = tasks, bases
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
         for task in tasks:
-            key = task.image, task.kernel, task.paced
-            if key not in _GAMES:
-                moves = frozenset((*STEPS, *OPTIONAL)) if task.paced else None
+            if task.image not in _GAMES:
                 cubin = parse(task.image, task.kernel)
-                _GAMES[key] = Game(cubin, task.kernel, AliasMode.TRITON, moves=moves)
+                _GAMES[task.image] = Game(cubin, task.kernel, AliasMode.TRITON)
         context = multiprocessing.get_context("fork")
         self._go: Any = context.Event()
         self._requests: Any = context.Queue()
@@ -81,8 +74,8 @@ class Players:
         for process in self._processes:
             process.kill()
 
-    def play(self, measurer: LocalMeasurer) -> list[Entry]:
-        """Play all tasks at once; entries by score, best first."""
+    def play(self, measurer: LocalMeasurer) -> list[SearchResult]:
+        """Play all tasks at once; what came of each, that of the best score first."""
         self._go.set()
         results: dict[int, SearchResult] = {}
         flying: dict[int, tuple[int, int]] = {}
@@ -110,12 +103,11 @@ class Players:
         while flying and time.monotonic() < deadline + GRACE_S:
             for ticket, _ in measurer.poll(0.1):
                 flying.pop(ticket, None)
-        entries = [Entry.of(self.bases[number], found) for number, found in results.items()]
-        return sorted(entries, key=lambda entry: -entry.score)
+        return sorted(results.values(), key=lambda found: -found.best_speedup)
 
 
 def _play(task: Task, go: Any, requests: Any, replies: Any) -> None:
-    game = _GAMES[task.image, task.kernel, task.paced]
+    game = _GAMES[task.image]
     go.wait()
     found = run_search(
         parse(task.image, task.kernel),
@@ -129,7 +121,6 @@ def _play(task: Task, go: Any, requests: Any, replies: Any) -> None:
             chains=CHAINS,
             confirmations=task.confirmations,
             start=None if task.start is None else parse(task.start, task.kernel),
-            elsewhere=task.elsewhere,
             game=game,
         ),
     )

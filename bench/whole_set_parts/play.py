@@ -1,4 +1,4 @@
-"""The tournament of every kernel on the GPU, and the comparison of its leaders."""
+"""Several runs on every kernel on the GPU, and the comparison of their leaders."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from warploom.runtime import (
 )
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.driver import Budget, SearchOptions
-from warploom.search.lineage import Base, Step, prove, read_steps
+from warploom.sass.rules.verdict import Verdict
+from warploom.sass.rules.verify import Verifier
+from warploom.search.driver import Budget, SearchOptions, SearchResult, run_search
+from warploom.search.evaluate import ModelEvaluator
 from warploom.search.players import PLAYERS
-from warploom.search.tournament import BaseModel, Entry, tournament
 
 # Seconds of search, more where the first searches found something.
 SECONDS: Final = {
@@ -47,6 +48,8 @@ CONFIRMATIONS: Final = 2
 LEADERS: Final = 4
 SAMPLES: Final = 2000
 ORIGINAL: Final = "triton"
+BEST: Final = "orders only"  # the name of a result
+ORDERED: Final = "another order and other control fields"
 
 
 @dataclass(frozen=True)
@@ -62,32 +65,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One kernel as `prepare` left it: bases, some of them twice, the second with a start."""
+    """One kernel as `prepare` left it; `starts`: where the model had climbed."""
 
     name: str
     original: Cubin
     launch: LaunchSpec
     kernel: str
-    bases: list[Base]
-    starts: dict[int, Cubin]
+    starts: list[Cubin]
 
 
 def read(folder: Path, name: str) -> Prepared:
-    """The bases and starts of one kernel."""
+    """What is prepared of one kernel."""
     home = folder / name
     head = json.loads((home / "kernel.json").read_text())
     original = parse((home / "original.cubin").read_bytes(), name)
-    bases = [Base(original)]
-    while (home / f"base{len(bases)}").is_dir():
-        steps = read_steps(home / f"base{len(bases)}")
-        bases.append(Base(parse(steps[-1].cubin, name), steps))
-    starts: dict[int, Cubin] = {}
-    for number in range(len(bases)):
-        for path in sorted(home.glob(f"start{number}*.cubin")):
-            starts[len(bases)] = parse(path.read_bytes(), name)
-            bases.append(bases[number])
-    launch = LaunchSpec.from_json(head["launch"])
-    return Prepared(name, original, launch, head["kernel"], bases, starts)
+    starts = [parse(path.read_bytes(), name) for path in sorted(home.glob("start*.cubin"))]
+    return Prepared(name, original, LaunchSpec.from_json(head["launch"]), head["kernel"], starts)
 
 
 def run(folder: Path, kernels: tuple[str, ...], raw: Path, plan: Plan) -> None:
@@ -114,127 +107,104 @@ def run(folder: Path, kernels: tuple[str, ...], raw: Path, plan: Plan) -> None:
 
 
 def dry(prepared: Prepared, plan: Plan) -> dict[str, Any]:
-    """The tournament with the model as the judge; nothing is measured."""
-    entries = tournament(
-        prepared.bases,
+    """One run with the model as the judge; nothing is measured."""
+    found = run_search(
+        prepared.original,
         PLAYERS[plan.player],
-        lambda base: BaseModel(prepared.original, base.cubin, prepared.kernel),
+        ModelEvaluator(prepared.original, prepared.kernel),
         Budget(SECONDS[prepared.name] * plan.scale),
         SearchOptions(prepared.kernel, AliasMode.TRITON, plan.seed),
-        starts=prepared.starts,
     )
-    findings = prove(prepared.original, prepared.kernel, entries[0].steps, AliasMode.TRITON)
-    return {
-        "rounds": [round_of(entry) for entry in entries],
-        "lines": [f"model {entries[0].score:.4f} {entries[0].base.why}; {len(findings)} findings"],
-    }
+    return {"rounds": [round_of(found)], "lines": [f"model {found.best_speedup:.4f}"]}
 
 
 def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
-    """The tournament on a GPU, the leaders' comparison and the checks of what won."""
+    """The runs on a GPU, the leaders' comparison and the checks of what won."""
+    original = prepared.original
     with (
-        Players(*_tasks(prepared, plan)) as players,
+        Players(_tasks(prepared, plan)) as players,
         LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer,
     ):
-        baseline = measurer.prepare(Workload(prepared.original.data, prepared.launch))
-        entries = players.play(measurer)
-        images = leaders(entries)
+        baseline = measurer.prepare(Workload(original.data, prepared.launch))
+        results = players.play(measurer)
+        images = leaders(results)
         if not images:
             raise CheckFailed(f"{prepared.name}: no candidate ran and was right")
         timing = measurer.compare(
-            {ORIGINAL: prepared.original.data, **{name: row[0] for name, row in images.items()}},
-            TimingSettings(mode="warm", rounds=20, reloads=3),
+            {ORIGINAL: original.data, **images}, TimingSettings(mode="warm", rounds=20, reloads=3)
         )
-        best = max(images, key=lambda name: timing.ratios[name].median)
-        # The best of every kind of program, measured afresh: selection flatters the run above.
-        chosen = {best: images[best], **{n: r for n, r in images.items() if n == "orders only"}}
-        compared = {ORIGINAL: prepared.original.data, **{n: r[0] for n, r in chosen.items()}}
+        image = images[max(images, key=lambda name: timing.ratios[name].median)]
+        # Measured afresh: selection flatters the run above.
+        compared = {ORIGINAL: original.data, BEST: image}
         timings = {
             "warm": measurer.compare(compared, TimingSettings(mode="warm", reloads=8)),
             "cold": measurer.compare(compared, TimingSettings(mode="cold", reloads=3)),
         }
-        checks = {
-            name: measurer.check(row[0], CheckSettings(samples=SAMPLES))
-            for name, row in chosen.items()
-        }
-    findings = {
-        name: prove(prepared.original, prepared.kernel, row[1], AliasMode.TRITON)
-        for name, row in chosen.items()
-    }
-    ratio = timings["warm"].ratios[best]
+        check = measurer.check(image, CheckSettings(samples=SAMPLES))
+    verdict = verify(original, image, prepared.kernel)
+    ratio = timings["warm"].ratios[BEST]
     return {
         "device": dict(baseline.device),
-        "best": best,
-        "rounds": [round_of(entry) for entry in entries],
+        "best": BEST,
+        "rounds": [round_of(found) for found in results],
         "timings": {mode: timing.to_json() for mode, timing in timings.items()},
         "results": {
-            name: {
-                "why": [step.why for step in row[1]],
-                "findings": [str(finding) for finding in findings[name]],
-                "passed": checks[name].passed,
-                "detail": checks[name].detail,
-                "self_test": dict(checks[name].self_test),
-                "samples": checks[name].samples,
-                "steps": [kept(step) for step in row[1]],
+            BEST: {
+                "why": [ORDERED],
+                "findings": [str(finding) for finding in verdict.findings],
+                "passed": check.passed,
+                "detail": check.detail,
+                "self_test": dict(check.self_test),
+                "samples": check.samples,
+                "cubin": kept(image),
             }
-            for name, row in chosen.items()
         },
         "lines": [
-            f"{best}: {ratio} control {timings['warm'].control} "
-            f"{'; '.join(step.why for step in images[best][1])}; "
-            f"passed {checks[best].passed}, {len(findings[best])} findings"
+            f"{ratio} control {timings['warm'].control}; passed {check.passed}, "
+            f"{len(verdict.findings)} findings"
         ],
     }
 
 
-def _tasks(prepared: Prepared, plan: Plan) -> tuple[list[Task], list[Base]]:
-    """Every base and start in turn, until all processes have one; seeds differ."""
-    count = max(len(prepared.bases), PROCESSES)
-    tasks: list[Task] = []
-    bases: list[Base] = []
-    for number in range(count):
-        place = number % len(prepared.bases)
-        base, start = prepared.bases[place], prepared.starts.get(place)
-        tasks.append(
-            Task(
-                number,
-                base.cubin.data,
-                None if start is None else start.data,
-                bool(base.steps),
-                prepared.kernel,
-                plan.player,
-                1000 * plan.seed + number,
-                SECONDS[prepared.name] * plan.scale,
-                CONFIRMATIONS,
-            )
+def verify(original: Cubin, image: bytes, kernel: str) -> Verdict:
+    """The static verdict on a result, from both files' bytes."""
+    return Verifier(original, kernel, AliasMode.TRITON).check_file(parse(image, kernel))
+
+
+def _tasks(prepared: Prepared, plan: Plan) -> list[Task]:
+    """From the original and from every start in turn; seeds differ."""
+    starts = [None, *(start.data for start in prepared.starts)]
+    return [
+        Task(
+            number,
+            prepared.original.data,
+            starts[number % len(starts)],
+            prepared.kernel,
+            plan.player,
+            1000 * plan.seed + number,
+            SECONDS[prepared.name] * plan.scale,
+            CONFIRMATIONS,
         )
-        bases.append(base)
-    return tasks, bases
+        for number in range(PROCESSES)
+    ]
 
 
-def leaders(entries: list[Entry]) -> dict[str, tuple[bytes, tuple[Step, ...]]]:
-    """The best images by name, among them the best that only reorders the original."""
-    images: dict[str, tuple[bytes, tuple[Step, ...]]] = {}
-    seen: set[str] = set()
-    for entry in entries:
-        for _, candidate in entry.result.best[:2]:
-            plain = not entry.base.steps
-            name = "orders only" if plain else f"leader {len(images)}"
-            full = len(images) >= LEADERS and not plain
-            if candidate.digest in seen or name in images or full:
-                continue
-            seen.add(candidate.digest)
-            last = Step("order", candidate.cubin, "another order and other control fields")
-            images[name] = (candidate.cubin, (*entry.base.steps, last))
+def leaders(results: list[SearchResult]) -> dict[str, bytes]:
+    """The best images by name, at most two of a run."""
+    images: dict[str, bytes] = {}
+    for found in results:
+        for _, candidate in found.best[:2]:
+            if len(images) < LEADERS and candidate.cubin not in images.values():
+                images[f"leader {len(images)}"] = candidate.cubin
     return images
 
 
-def round_of(entry: Entry) -> dict[str, Any]:
+def round_of(found: SearchResult) -> dict[str, Any]:
     """What one run did, for the record."""
-    found = entry.result
     return {
-        "base": entry.base.why,
-        "score": round(entry.score, 5),
+        "base": "as compiled",
+        "player": found.player,
+        "score": round(found.best_speedup, 5),
         "measured": found.measured,
         "scored": found.scored,
         "seconds": round(found.seconds, 2),
@@ -244,11 +214,9 @@ def round_of(entry: Entry) -> dict[str, Any]:
     }
 
 
-def kept(step: Step) -> Mapping[str, Any]:
-    """A step to be looked at later; `cubin` is its file, deflated, in base 64."""
+def kept(image: bytes) -> Mapping[str, Any]:
+    """A cubin to be looked at later, deflated, in base 64."""
     return {
-        "kind": step.kind,
-        "why": step.why,
-        "sha256": hashlib.sha256(step.cubin).hexdigest(),
-        "cubin": base64.b64encode(zlib.compress(step.cubin, 9)).decode(),
+        "sha256": hashlib.sha256(image).hexdigest(),
+        "cubin": base64.b64encode(zlib.compress(image, 9)).decode(),
     }

@@ -15,7 +15,7 @@ from warploom.evidence import Evidence, write_rows
 from warploom.runtime import Timing
 
 ORIGINAL = "triton"
-# Where some runs began, other than at the original and at its bases.
+# Where some runs began, other than at the original.
 BEGAN = {
     "attention": "two runs began where the model had climbed, one (the winner) at the best that "
     "300 measurements of claim search-comparison had found",

@@ -90,7 +90,6 @@ WRONG = {
     "derive attention --set q=99999999999": "expected at most that",
     "schedule none.json": "cannot read none.json",
     "schedule attention --json .": "cannot write .: it is a directory",
-    "bench nothing": "benchmark 'nothing': expected one of",
     "variants recurrent": "'recurrent' has no table of variants: expected gemm or attention",
     "sass show mine.py": "mine.py is not a cubin",
     "sass verify mine.py mine.py --alias zz": "sass verify: Invalid value for '--alias'",

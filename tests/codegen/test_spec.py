@@ -18,6 +18,7 @@ from warploom.codegen.passes.lower import PASSES, START, lower, verified
 from warploom.errors import CheckFailed
 from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.program import default_policy, recurrent
 from warploom.tile import BF16
 
 OVERLAP = {"overlap_next_task": True, "task_rings": {"q_t": 2}}
@@ -41,6 +42,18 @@ def staged():
     return program, schedule_for(program, policy)
 
 
+def late():
+    """Simple GLA: what is stored is copied behind the fence for the next matmul."""
+    config = RecurrentConfig("token")
+    return recurrent(config), schedule_for(recurrent(config), default_policy(config))
+
+
+def carried():
+    """Based: the copies of a chunk's result begin behind the fence of the next chunk."""
+    config = RecurrentConfig("none", taylor=True, key_dim=16)
+    return recurrent(config), schedule_for(recurrent(config), default_policy(config))
+
+
 CASES = {
     "gemm": lambda: gemm_case(64, 64, 64),
     "gemm, one slot": lambda: gemm_case(64, 64, 64, 1, flying=0),
@@ -53,6 +66,8 @@ CASES = {
     "one operand, two readers": lambda: shared(2),
     "readers stages apart": stages_apart,
     "staged": staged,
+    "late": late,
+    "carried": carried,
     "tiny": tiny_case,
     "tiny, turns": lambda: tiny_case(True),
     "tiny, early": lambda: tiny_case(early_release=True),
@@ -166,6 +181,18 @@ FAULTS = {
         ("staged", LAST, r" +GroupSync\n", ""),
         ("staged", LAST, r" +GroupSync\n", "", 1),
         ("staged", LAST, r"( +GroupSync\n)( *Run \S+\n)", r"\2\1"),
+        # The store is where warps meet between a chunk's matmuls and the next chunk's operand.
+        ("late", LAST, r"( *Run store.47 \(iteration -1\)\n)(.*?Run cast.8\n)", r"\2\1"),
+    ],
+    "panels of late stores": [
+        ("late", LAST, r" *Send store.47 \(iteration -1\)\n", ""),
+        ("late", LAST, r" *Send store.47 \(iteration -1\)\n", "", 1),
+        ("late", LAST, r"( *Send store.47 \(iteration -1\)\n)", r"\1\1"),
+        ("late", LAST, r"( *FencedGroupSync\n)( *Send store.47 \(iteration -1\)\n)", r"\2\1"),
+        ("late", LAST, r" *FencedGroupSync\n(?= *Send)", ""),
+        ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", ""),
+        ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", "", 1),
+        ("carried", LAST, r"( *FencedGroupSync\n)( *Send \S+ \(iteration -1\)\n)", r"\2\1"),
     ],
 }
 

@@ -1,4 +1,4 @@
-"""`warploom optimize` and `warploom bench`: files, verdicts, bad input, faults that are noticed."""
+"""`warploom optimize`: files, verdicts, bad input, faults that are noticed."""
 
 import itertools
 import json
@@ -198,16 +198,6 @@ def test_an_interrupt_leaves_no_report(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "o")])
     assert isinstance(done.exception, Interrupted) and done.exception.exit_code == 130
     assert not (tmp_path / "o" / "report.html").exists()
-
-
-def test_bench_lists_and_says_that_no_gpu_is_here(monkeypatch):
-    runner = CliRunner()
-    assert "ablation" in runner.invoke(app, ["bench", "list"]).output
-    with pytest.raises(InputError, match="expected one of"):
-        runner.invoke(app, ["bench", "nothing"], catch_exceptions=False)
-    monkeypatch.setattr("warploom.runtime.driver.device_count", lambda: 0)
-    with pytest.raises(InputError, match="no GPU here"):
-        runner.invoke(app, ["bench", "gemm"], catch_exceptions=False)
 
 
 CYCLES = {"slow": 2000.0, "fast": 2100.0, "wrong": 1900.0}

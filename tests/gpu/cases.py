@@ -327,7 +327,9 @@ def _append(made: Any, config: Any, _: list[Any]) -> tuple[Program, Any, Values]
 
 
 def _grouped(_: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:
-    return grouped(config), grouped_policy(config), grouped_case(config, *sizes)[0]
+    counts, n, k = sizes
+    whole = -(-k // 16) * 16  # TMA wants rows of multiples of 16 bytes
+    return grouped(config), grouped_policy(config), grouped_case(config, counts, n, whole)[0]
 
 
 def _weight_only(made: Any, config: Any, sizes: list[Any]) -> tuple[Program, Any, Values]:
@@ -428,6 +430,7 @@ RECURRENT_GRADIENTS = {
     "gla": ("keys", "queries"),
     "gated-delta": ("values", "rest"),
 }
+WAITING = ("named_arrive<", "named_sync<")  # where both sides of a barrier reach it
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -488,6 +491,11 @@ CASES: dict[str, Callable[[], Case]] = {
         for part in ("prepare", "main", "finish")
     },
     "backward-full": lambda: gradients("main", 200, 300),
+    # Groups that arrive and do not wait: racecheck takes no order from that, from waiting it does.
+    "backward-full-waiting": lambda: replace(gradients("main", 200, 300), edit=WAITING),
+    "backward-fp16-waiting": lambda: replace(
+        gradients("main", 200, 300, head_dim=64, dtype=FP16), edit=WAITING
+    ),
     "backward-grouped": lambda: gradients("main", 300, 300, heads=4, causal=True, group=2),
     "backward-window": lambda: gradients("main", 400, 400, causal=True, window=100),
     "backward-64": lambda: gradients("main", 300, 300, head_dim=64, causal=True),

@@ -13,9 +13,10 @@ from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
-from warploom.errors import InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.kernels.recurrent.program import (
     RecurrentConfig,
     default_launch,
@@ -106,6 +107,14 @@ def test_every_kind_of_decay_is_right(emitted, number):
         assert distance(meant[name], want) < ROUNDING, name
         assert distance(ran[name], meant[name]) == 0, name
         assert distance(got[name], meant[name]) < 1e-3, name
+
+
+def test_a_late_store_that_is_not_copied_is_noticed():
+    program, values = recurrent(CASES["gated"]), case(CASES["gated"])
+    text = block_text(lowered(program, default_policy(CASES["gated"])))
+    send = re.search(r" *Send store.*\n", text)
+    with pytest.raises(CheckFailed, match="writes panels that are not copied yet"):
+        simulate(parse_block(text.replace(send[0], "", 1), program), values, SCALE)
 
 
 FILLED = re.compile(

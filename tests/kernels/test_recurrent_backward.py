@@ -37,6 +37,7 @@ CASES = {
     "linear": RecurrentConfig("none", key_dim=32, value_dim=48, initial=True, final=True),
     "retention": RecurrentConfig("head", key_dim=128, value_dim=128, initial=True, final=True),
     "gated": RecurrentConfig("token", value_dim=96, gates=t.BF16),
+    "wide": RecurrentConfig("step", key_dim=128, value_dim=128, skip=True, softplus=True),
     "mamba": RecurrentConfig(
         "step", softplus=True, shared=True, skip=True, initial=True, final=True
     ),

@@ -45,7 +45,7 @@ def test_an_entry_without_rows_is_refused(tmp_path):
     path = tmp_path / "gemm.toml"
     path.write_text(as_toml(GEMM.variants, known))
     table = Table(path, GEMM.template, GEMM.kinds, GEMM.fallback)
-    with pytest.raises(InputError, match=r"16-bit: no row tells why \S+-swap-ab\S* is here"):
+    with pytest.raises(InputError, match=r"16-bit: no row tells why \S+ is here"):
         table.known  # noqa: B018 (read when asked for)
 
 

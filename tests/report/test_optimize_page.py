@@ -10,6 +10,8 @@ import pytest
 
 from warploom.flows.optimize_facts import Facts
 from warploom.flows.optimized import Rival, Trial
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.perf.launch_time import LaunchTime
 from warploom.perf.replay import Ends, Prediction, Replay
 from warploom.perf.timeline import stamped, steps_of_lines
@@ -150,7 +152,7 @@ def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
     facts = Facts(SimpleNamespace(settings=settings, measured=None), None)
     plan = SimpleNamespace(overlap_next_task=False)
     known = {
-        "launch": SimpleNamespace(plan=plan, places=132),
+        "launch": SimpleNamespace(plan=plan, places=132, program=gemm(GemmConfig())),
         "replay": Replay({"i": Prediction("i", 1100.0, 1000, "", 0)}, Ends()),
         "predicted": LaunchTime(10.0, 33, 0, 0.5, 0.25, 1.0, 1980.0),
     }
@@ -161,6 +163,11 @@ def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
     vars(facts)["predicted"] = LaunchTime(10.0, 33, 0, 1.0, 1.0, 1.0, 990.0)
     first, second, *_ = facts.tries()
     assert first.startswith("Beginnings and ends of tasks: 100.0%") and "990 of 1,980 MHz" in second
+    assert "larger tiles" in first  # a GEMM loads nothing once a task: it has no option `task`
+    facts.launch.program = attention(AttentionConfig())
+    assert "task=overlap" in facts.tries()[0]
+    plan.overlap_next_task = True
+    assert "larger tiles" in facts.tries()[0]
 
 
 def test_a_trace_stands_predicted_under_measured() -> None:

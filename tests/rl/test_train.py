@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from warploom.flows.targets import Target
 from warploom.flows.tune import tune
 from warploom.flows.tuned import TuneReport, TuneSettings
 from warploom.rl.env import make_env
-from warploom.rl.imitate import LEAST_GAIN, hit_rates, imitate, lessons
 from warploom.rl.player import learned, player_for
 from warploom.rl.profile import CUASMRL, PROFILES, WIDE, Profile
 from warploom.rl.train import CHECKPOINT, Trainer
@@ -82,27 +80,6 @@ def test_one_policy_plays_kernels_of_any_size(cubin_of: CubinOf, tmp_path: Path)
         Trainer([make_env(cubin_of(RMSNORM), profile=CUASMRL)], CUASMRL).start_from(
             tmp_path / CHECKPOINT
         )
-
-
-def test_imitation_prefers_what_gains_and_says_how_often(cubin_of: CubinOf) -> None:
-    env = make_env(cubin_of(RMSNORM), profile=SMALL)
-    found = lessons(env, 5, 24, 0)
-    assert all(env.board.mask()[one.actions].any() for one in found[:1])
-    assert all(one.share == (one.gains > LEAST_GAIN).mean() for one in found)
-    # Planted: moves up by one gain, tightened stalls cost, nothing else matters.
-    kinds = [one.actions % len(SMALL.kinds) for one in found]
-    planted = [
-        replace(one, gains=np.where(kind == 0, 0.1, np.where(kind == 6, -0.1, 0.0)))
-        for one, kind in zip(found, kinds, strict=True)
-    ]
-    model = Trainer([env], SMALL, 0).model
-    blind, before = hit_rates(model, planted)
-    losses = imitate(model, planted, 30, 0)
-    after = hit_rates(model, planted)[1]
-    assert before == pytest.approx(blind, rel=0.05)
-    assert losses[-1] < losses[0] and after > 3 * blind
-    with pytest.raises(InputError, match="no graph"):
-        lessons(make_env(cubin_of(RMSNORM), profile=CUASMRL), 1, 4, 0)
 
 
 def test_lost_cycles_are_those_of_the_scoreboard() -> None:

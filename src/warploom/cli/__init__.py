@@ -31,7 +31,6 @@ COMMANDS = {
     "export": "write kernels as folders that run without warploom, nvcc or network",
     "check": "build an export's kernels again and hold them against what it states",
     "variants": "list the tuned variants of attention or gemm",
-    "bench": "measure beside the baselines on the GPU here",
     "doctor": "what is here and what is missing: GPUs, compilers, packages",
 }
 QUIET: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}

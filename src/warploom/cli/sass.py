@@ -36,7 +36,6 @@ from warploom.sass.rules.verify import verify as verify_cubins
 from warploom.sass.rules.verify import verify_all
 from warploom.sass.show.explain import Explanation, explain
 from warploom.sass.show.stats import stats as kernel_stats
-from warploom.search.lineage import prove_lineage
 
 sass = typer.Typer(
     name="sass",
@@ -173,16 +172,10 @@ def verify(
     kernel: KernelName = None,
     arch: Arch = None,
     alias: Alias = AliasMode.STRICT,
-    lineage: Annotated[
-        Path | None, typer.Option(help="folder of a tuned result's steps, each to be proved")
-    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Is CANDIDATE a legal reordering of ORIGINAL?
-
-    Or was it made of it by a LINEAGE? Exit 0: yes, 1: no.
-    """
-    verdicts = _verdicts(original, candidate, kernel, arch, alias, lineage)
+    """Is CANDIDATE a legal reordering of ORIGINAL? Exit 0: yes, 1: no."""
+    verdicts = _verdicts(original, candidate, kernel, arch, alias)
     several = len(verdicts) > 1
     if json_output:
         data = [{"kernel": name, **_verdict_json(one)} for name, one in verdicts]
@@ -197,19 +190,12 @@ def verify(
 
 
 def _verdicts(
-    original: Path,
-    candidate: Path,
-    kernel: str | None,
-    arch: str | None,
-    alias: AliasMode,
-    lineage: Path | None,
+    original: Path, candidate: Path, kernel: str | None, arch: str | None, alias: AliasMode
 ) -> list[tuple[str, Verdict]]:
     """The verdict on the named kernel, or on each of the file."""
-    if kernel is not None or lineage is not None:
+    if kernel is not None:
         first, last = load(original, kernel, arch), load(candidate, kernel, arch)
         name = first.kernel(kernel).name
-        if lineage is not None:
-            return [(name, prove_lineage(first, last, name, lineage, alias))]
         return [(name, verify_cubins(first, last, name, alias))]
     before, after = cubins(original, arch), cubins(candidate, arch)
     if len(before) != len(after):

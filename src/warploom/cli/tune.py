@@ -21,7 +21,7 @@ from warploom.flows.tune_script import Recorded, deploy, is_script, record
 from warploom.flows.tuned import TuneReport, TuneSettings
 from warploom.objects import names_object
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.actions import MOVES, STEPS, moves_of
+from warploom.search.actions import STEPS, moves_of
 from warploom.search.driver import Progress
 from warploom.search.players import PLAYERS
 
@@ -62,7 +62,7 @@ def tune(
     budget: Annotated[str, typer.Option(help="wall clock of a kernel, as 60s, 5m or 2h")] = "60s",
     candidates: Annotated[int | None, typer.Option(help="stop after so many candidates")] = None,
     moves: Annotated[
-        str, typer.Option(help=f"comma-separated, of {', '.join(MOVES)}, or all")
+        str, typer.Option(help="comma-separated: what a player may change")
     ] = ",".join(STEPS),
     kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
     launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
@@ -79,8 +79,10 @@ def tune(
     arguments: Arguments = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
-    """A faster order and control code of a kernel, or of all that a script launches: searched,
-    verified, tested, written."""
+    """Search for a faster order of a kernel's machine code, verify and test it, and write it.
+
+    Of a script: of every Triton kernel that it launches.
+    """
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),
@@ -92,7 +94,7 @@ def tune(
         resume=resume,
         policy=policy,
         steps=steps,
-        moves=moves_of(MOVES if moves == "all" else moves.split(",")),
+        moves=moves_of(moves.split(",")),
     )
     check_folder(out)
     console = Console(settings.seconds)

@@ -16,7 +16,6 @@ from warploom.files import check_folder
 from warploom.flows.targets import Target
 from warploom.flows.tune_compare import fastest
 from warploom.flows.tune_keep import Keeper, Run
-from warploom.flows.tune_programs import play_programs
 from warploom.flows.tune_report import write_report
 from warploom.flows.tuned import LEADERS, LEARNED, LEARNER, TuneReport, TuneSettings
 from warploom.runtime import (
@@ -73,8 +72,6 @@ def tune(
 def _tune(run: Run) -> TuneReport:
     keeper = run.keeper
     target, settings = keeper.target, keeper.settings
-    if settings.programs:
-        return _checked(play_programs(run), run)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     resumed = keeper.resumed(verifier)
     # A learned player goes on from its own checkpoint, which holds the way from the original.

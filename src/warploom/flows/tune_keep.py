@@ -20,18 +20,16 @@ from warploom.flows.targets import Target
 from warploom.flows.tuned import CHAINS, SCHEMA, TuneSettings
 from warploom.integrations.deploy import content_key
 from warploom.runtime import LocalMeasurer
-from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.rules.verify import Verifier
 from warploom.search.driver import Progress, SearchOptions
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.game import Candidate
-from warploom.search.lineage import Base, ordered, prove, read_steps, write_steps
 from warploom.search.players import Player
 
 ORIGINAL: Final = "original.cubin"
 PROGRESS: Final = "progress.json"
 BEST: Final = "best.cubin"
-LINEAGE: Final = "lineage"
 
 
 @dataclass(frozen=True)
@@ -68,16 +66,11 @@ class Keeper:
         if not (self.folder / ORIGINAL).is_file():
             write_bytes_atomically(self.folder / ORIGINAL, self.target.cubin.data)
 
-    def keep(self, candidate: Candidate, speedup: float, base: Base | None = None) -> None:
-        """Called for every new best of this run; kept when it beats an earlier run's too.
-
-        `base` is the program it was found on, where that may be another than the original.
-        """
+    def keep(self, candidate: Candidate, speedup: float) -> None:
+        """Called for every new best of this run; kept when it beats an earlier run's too."""
         if speedup <= self.best:
             return
         self.best = speedup
-        if base is not None:
-            write_steps(self.folder / LINEAGE, (*base.steps, ordered(candidate.cubin)))
         write_bytes_atomically(self.folder / BEST, candidate.cubin)
         self._write_progress()
 
@@ -96,22 +89,6 @@ class Keeper:
                 f"here it is {verdict}; choose another -o"
             )
         return best
-
-    def resumed_base(self) -> Base | None:
-        """The best of an earlier run as a program of its own, with its lineage, proved again."""
-        if self.earlier is None or not (self.folder / BEST).is_file():
-            return None
-        if (self.folder / LINEAGE / "lineage.json").is_file():
-            steps = read_steps(self.folder / LINEAGE)
-        else:
-            steps = (ordered(load(self.folder / BEST).data),)
-        name = self.target.kernel
-        if findings := prove(self.target.cubin, name, steps, self.settings.mode):
-            raise InputError(
-                f"{self.folder}: the earlier search's best is not proved with --alias "
-                f"{self.settings.mode.value}: {findings[0]}; choose another -o"
-            )
-        return Base(parse(steps[-1].cubin, name), steps) if steps else None
 
     def _write_progress(self) -> None:
         state = {

@@ -67,7 +67,6 @@ def page_summary(report: TuneReport) -> Summary:
     tested = "Not tested: it did not run on a GPU."
     if report.check is not None:
         tested = f"Tested: {'pass' if report.check.passed else report.check.detail}."
-    steps = [f"Lineage, proved: {'; '.join(one.why for one in report.lineage)}."]
     return Summary(
         [
             Figure(f"{report.speedup:.4f}", "times as fast", about, kind),
@@ -78,8 +77,7 @@ def page_summary(report: TuneReport) -> Summary:
             ("What was tried", [f"{tried}; {failed or 'none'} failed a test."]),
             ("Is it right", [f"Static verdict: {report.verdict}.", tested]),
             ("How sure is it", [timing] if timing else ["Not timed: the model scored it."]),
-        ]
-        + ([("Where it comes from", steps)] if len(report.lineage) > 1 else []),
+        ],
         [(0.0, 1.0), *((seconds, best) for seconds, _, best in search.curve)],
     )
 
@@ -108,7 +106,6 @@ def _summary(report: TuneReport) -> dict[str, Any]:
             "timing_verdict": report.timing.to_json() if report.timing else "not measured",
             "search": settings.player,
             "moves": sorted(settings.moves),
-            "lineage": [step.why for step in report.lineage],
             "budget_s": settings.seconds,
             "seconds": round(search.seconds, 2),
             "seed": settings.seed,

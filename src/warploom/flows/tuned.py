@@ -14,9 +14,8 @@ from warploom.runtime import CheckReport, Timing
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verdict import Verdict
-from warploom.search.actions import PROGRAMS, STEPS, moves_of
+from warploom.search.actions import STEPS, moves_of
 from warploom.search.driver import SearchResult
-from warploom.search.lineage import Step
 from warploom.search.players import PLAYERS
 
 SCHEMA: Final = 1
@@ -50,11 +49,6 @@ class TuneSettings:
     policy: Path | None = None
     steps: int | None = None
     moves: frozenset[str] = frozenset(STEPS)
-
-    @property
-    def programs(self) -> bool:
-        """True when the moves may change the program, not only its order."""
-        return not self.moves.isdisjoint(PROGRAMS)
 
     def __post_init__(self) -> None:
         """Refuse unknown names and an empty budget."""
@@ -93,7 +87,6 @@ class TuneReport:
     timing: Timing | None = None
     check: CheckReport | None = None
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
-    lineage: tuple[Step, ...] = ()
     folder: Path = Path()
     files: dict[str, Path] = field(default_factory=dict[str, Path])
 
@@ -118,8 +111,6 @@ class TuneReport:
             ),
             f"static verdict: {self.verdict}",
         ]
-        if len(self.lineage) > 1:
-            lines.append(f"lineage, proved: {'; '.join(step.why for step in self.lineage)}")
         if self.check is not None:
             lines.append(f"tested verdict: {'pass' if self.check.passed else self.check.detail}")
         if self.errors:

@@ -27,6 +27,7 @@ from warploom.kernels.recurrent.backward import (
     recurrent_backward,
     sizes_of,
     slots_of,
+    tiles_of,
 )
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.slots import slot_schedule, slot_sums
@@ -90,10 +91,10 @@ def _plan(*args: Any) -> RecurrentConfig:
 
 
 def _results(config: RecurrentConfig, *args: Any) -> tuple[Any, ...]:
-    """What the kernels write, dq and dk like q and k; empty where there is none."""
+    """What the kernels write, dq, dk and dv like q, k and v; empty where there is none."""
     tensors = _given(args)
-    v, names = tensors["v"], [name for name in WRITTEN[2:] if name in _written(config)]
-    made = {f"d{x}": v.new_empty(tensors[x].shape) for x in ("q", "k")}
+    v, names = tensors["v"], [name for name in WRITTEN[3:] if name in _written(config)]
+    made = {f"d{x}": v.new_empty(tensors[x].shape) for x in ("q", "k", "v")}
     made |= _room(config, tensors, names)
     return tuple(made[x] if x in made else v.new_empty(0) for x in WRITTEN)
 
@@ -104,9 +105,10 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
         for one in results:
             one.zero_()
         return
-    # Slots that share q and k leave parts of dq and dk; `starts` is what a kernel leaves another.
-    shared = tensors["q"].shape[2] != slots_of(config, tensors["v"].shape[2])
-    own = [x for x in _written(config) if x not in WRITTEN or (shared and x in WRITTEN[:2])]
+    # Tasks may leave parts of dq, dk and dv; `starts` is what a kernel leaves another.
+    heads, parts = tensors["v"].shape[2], ["dv"] if tiles_of(config)[1] > 1 else []
+    parts += ["dq", "dk"] if tensors["q"].shape[2] != slots_of(config, heads) else []
+    own = [x for x in _written(config) if x not in WRITTEN or x in parts]
     kept = _room(config, tensors, own)
     every = tensors | made | kept
     for part in parts_of(config):
@@ -117,7 +119,7 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
 
         arrays = {name: every[name] for name in _taken(config, part)}
         launch(("backward", part, config), make, arrays, {"scale": args[-1]})
-    for name in WRITTEN[:2] if shared else ():
+    for name in parts:
         add_slots(kept[name], made[name])
 
 
@@ -150,7 +152,7 @@ def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_slots(parts: Any, sums: Any) -> None:
-    """Add what the slots of a group have, into the tensor like q."""
+    """Add what neighbouring slots have, into the tensor like q or v."""
     count, d = parts.shape[2] // sums.shape[2], sums.shape[3]
     program = slot_sums(count, d)
     arrays = {"parts": parts.view(-1, count, d), "sums": sums.view(-1, d)}

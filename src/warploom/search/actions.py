@@ -9,25 +9,18 @@ from typing import Final
 from warploom.errors import InputError
 from warploom.sass.decode.control import Control
 
-# Names of `--moves`. The first four are steps of the game on one program; the last makes another
-# program of the original (see `lineage`), proved by a checker of its own.
-STEPS: Final = ("order", "stall", "yield", "reuse")
-PROGRAMS: Final = ("scoreboards",)
-MOVES: Final = (*STEPS, *PROGRAMS)
-LOST: Final = "no gain was measured (docs/search.md)"
-# Moves that there were once, and what became of them.
-FORMER: Final = {
-    "boards": "it is called scoreboards",
-    **dict.fromkeys(("rename", "rotate", "pace"), f"gone: {LOST}"),
-}
+STEPS: Final = ("order", "stall", "yield", "reuse")  # names of `--moves`
+# Moves that there were once: programs of other registers, loops and scoreboards, and longer stalls.
+FORMER: Final = ("rename", "rotate", "pace", "scoreboards", "boards")
+LOST: Final = "gone: it gained next to nothing (docs/search.md); "
 
 
 def moves_of(names: Iterable[str]) -> frozenset[str]:
     """A set of move names; raises `InputError` for an unknown one, or when no step is left."""
     chosen = frozenset(names)
-    if unknown := sorted(chosen - set(MOVES)):
-        now = "".join(f"{FORMER[name]}; " for name in unknown[:1] if name in FORMER)
-        raise InputError(f"unknown move {unknown[0]!r}: {now}expected some of {', '.join(MOVES)}")
+    if unknown := sorted(chosen - set(STEPS)):
+        now = LOST if unknown[0] in FORMER else ""
+        raise InputError(f"unknown move {unknown[0]!r}: {now}expected some of {', '.join(STEPS)}")
     if "order" not in chosen:
         raise InputError("the game needs the move 'order'; the others add to it")
     return chosen

@@ -51,9 +51,7 @@ class SearchOptions:
     confirmations  more measurements of a score that would be a chain's new best, which counts with
                    its mean
     start          an earlier result to begin from instead of the original
-    moves          what the game proposes (`actions.MOVES`); None: all
-    elsewhere      the cubin is not what scores are relative to, so that where play starts is scored
-                   first, as with a `start`
+    moves          what the game proposes (`actions.STEPS`); None: all
     on_best        told of every new best
     game           played instead of a new one; it says itself what is allowed
     """
@@ -66,7 +64,6 @@ class SearchOptions:
     start: Cubin | None = None
     verifier: Verifier | None = None
     moves: frozenset[str] | None = None
-    elsewhere: bool = False
     on_progress: Callable[[Progress], None] | None = None
     on_best: Callable[[Candidate, float], None] | None = None
     game: Game | None = None
@@ -202,7 +199,7 @@ def _games(original: Cubin, player: Player, given: SearchOptions) -> list[Game]:
         shared = given.verifier or Verifier(original, given.kernel, given.mode)
         game = Game(original, given.kernel, given.mode, player.family, shared, given.moves)
     first = game.fork()
-    first.elsewhere = given.elsewhere or given.start is not None
+    first.elsewhere = given.start is not None
     if given.start is not None:
         first.editor.adopt(given.start.kernel(first.kernel.name).words)
     return [first, *(first.fork() for _ in range(1, min(given.chains, player.most_chains)))]

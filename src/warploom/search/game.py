@@ -77,8 +77,8 @@ class Snapshot:
 class Game:
     """One kernel being rearranged. `tally` counts what became of the actions tried.
 
-    `moves` restricts what is proposed (`actions.STEPS`, all by default). `elsewhere`: play starts
-    from a state that is not the one scores are relative to, so players have it scored first.
+    `moves` restricts what is proposed (`actions.STEPS`, all by default). `elsewhere` says that play
+    starts from a state that is not the one scores are relative to: players have it scored first.
     """
 
     def __init__(
@@ -89,10 +89,9 @@ class Game:
         family: Family = Family.WIDE,
         verifier: Verifier | None = None,
         moves: frozenset[str] | None = None,
-        elsewhere: bool = False,
     ) -> None:
         self.original = original
-        self.elsewhere = elsewhere
+        self.elsewhere = False
         self.family = family
         allowed = frozenset(STEPS) if moves is None else moves
         self._edits = tuple(kind for kind in CONTROL_EDITS if EDIT_MOVES[kind] in allowed)

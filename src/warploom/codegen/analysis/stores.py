@@ -71,6 +71,8 @@ class StorePath:
     first_group  all groups hold the same, and the first one stores it
     held_back    blocks of the last cluster that lie beyond the grid must not store
     ends_in_panels  transposed panels that a row of the array ends: threads copy the part of one
+    late         the group meets and writes the panels; a step of its own starts their copies,
+                 behind a fence (`LaunchPlan.late_stores`)
     carried      a warp of the loading group copies the panels (`LaunchPlan.store_warps`)
     """
 
@@ -80,6 +82,7 @@ class StorePath:
     held_back: bool
     carried: bool = False
     ends_in_panels: bool = False
+    late: bool = False
 
 
 def store_paths(
@@ -106,6 +109,9 @@ def store_paths(
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
     for op in stores:
+        if _is_late(plan, op, found[op.id]):
+            found[op.id] = replace(found[op.id], late=True)
+    for op in stores:
         if op.turn is not None and not found[op.id].carried:
             raise InputError(
                 f"{op.where}: a store in turn needs store_warps, whose warps wait for it; a group "
@@ -126,6 +132,15 @@ def store_paths(
         else replace(path, panels=replace(path.panels, group_bytes=room))
         for number, path in found.items()
     }
+
+
+def _is_late(plan: LaunchPlan, op: Op, path: StorePath) -> bool:
+    """Whether every panel has a place of its own until the copies are started."""
+    panels = path.panels
+    if not plan.late_stores or plan.store_over or panels is None or path.carried:
+        return False
+    whole = all(span.stop is None for span in op.spans)
+    return op.kind == "store" and whole and len(panels.origins) <= panels.slots
 
 
 def _ends_in_panels(panels: StorePanels, op: Op) -> bool:

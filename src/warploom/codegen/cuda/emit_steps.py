@@ -30,7 +30,7 @@ from warploom.codegen.cuda.emit_staged import (
     turn_lines,
     vectors_of,
 )
-from warploom.codegen.cuda.emit_store import LEADER, carried_wait, store_lines
+from warploom.codegen.cuda.emit_store import LEADER, carried_wait, sent_lines, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
@@ -75,7 +75,8 @@ class Here:
         return own | {read.name: f"{read.name}_before{step.stage}" for read in older}
 
 
-Together = steps.Meet | steps.Share | steps.Take | steps.GroupSync | steps.FencedGroupSync
+Syncs = steps.GroupSync | steps.FencedGroupSync
+Together = steps.Meet | steps.Share | steps.Take | Syncs
 
 
 class StepLines:
@@ -164,7 +165,9 @@ class StepLines:
             step, here, issue_lines(self.block, here.values, step.op, self.helpers, first)
         )
 
-    def _addressed(self, step: steps.OpStep, here: Here, lines: list[str]) -> list[str]:
+    def _addressed(
+        self, step: steps.OpStep | steps.Send, here: Here, lines: list[str]
+    ) -> list[str]:
         """The lines of an op, with the slots of its own iteration of late rings."""
         found: list[str] = []
         for ring in self.block.rings_read(step.op):
@@ -182,10 +185,14 @@ class StepLines:
     def _join(self, step: steps.Join) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
-    def _run(self, step: steps.Run, here: Here) -> list[str]:
+    def _run(self, step: steps.Run | steps.Send, here: Here) -> list[str]:
         op, values, names = step.op, here.values, here.names(step)
         if op.kind in STORES:
-            return self._store(values, op, names)
+            lines = self._store(values, op, names, isinstance(step, steps.Send))
+            if isinstance(step, steps.Run) or not step.stage:
+                return lines
+            some = f"{names[here.index]} >= {here.index}_start"
+            return [f"if ({some}) {{", *indent(lines), "}"]
         if op.kind == "reduce_scatter":
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
@@ -215,11 +222,13 @@ class StepLines:
             return [f"{name}_turn ^= {self.facts.layout.common_bytes[name]};"]
         return [] if name in self.block.placement.staged else take_lines(here.values, step.op.dst)
 
-    def _store(self, values: Values, op: Op, names: Names) -> list[str]:
+    def _store(self, values: Values, op: Op, names: Names, sends: bool) -> list[str]:
+        """A store, or of a late one the copies alone."""
         path = self.facts.stores[op.id]
         if path.panels is not None:
             map_name = self.facts.parameters.stores.get(op.id, "")
-            lines = store_lines(path.panels, map_name, values, op, names, self.helpers, path)
+            make = sent_lines if sends else store_lines
+            lines = make(path.panels, map_name, values, op, names, self.helpers, path)
             if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
                 lines = [carried_wait(self.block.placement), *lines]
         elif path.wide:

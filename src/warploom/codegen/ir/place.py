@@ -13,41 +13,34 @@ A transposed tile keeps every element in its register: only the order of its axe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from warploom.codegen.ir.axes import one_slot, separate_axes
 from warploom.codegen.ir.fuse import (
-    ELEMENTWISE,
     Fusion,
     fuse,
     in_shared,
     slot_loads,
     turned_operands,
-    works_on_elements,
 )
 from warploom.codegen.ir.layout import (
-    CHUNK,
     INSTRUCTION_K_BYTES,
     Operand,
     SharedTile,
     shared_tile,
-    vector_tile,
 )
 from warploom.codegen.ir.led import led_by_one
 from warploom.codegen.ir.memory_order import check_memory
+from warploom.codegen.ir.reads import check_readers, check_reads
+from warploom.codegen.ir.vectors import brought, loaded_vectors
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.dtypes import FP8
-from warploom.tile.index import multiple_of
-from warploom.tile.ir import joint_axis
 from warploom.tile.ops import OPS
-from warploom.tile.typing import QUAD_PLACES
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
-SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registers
 
 
 @dataclass(frozen=True)
@@ -215,19 +208,19 @@ def place(
             _place_operands(op, loads, shared, staged)
     for name in sorted(slot_loads(program) - set(shared)):
         shared[name] = (loads[name], shared_tile(_typed(loads[name])))
-    _check_readers(program, shared, fusion)
-    _check_reads(program, shared)
+    check_readers(program, shared, fusion)
+    check_reads(program, shared)
     rows, cols = _axes(program, shared)
     cut = {} if in_turn else staged
     splits = _splits(program, split, cut, parts) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     own = _own_columns(program, staged, splits)
     common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
-    spread = _vectors(program, cols) - set(fusion.inlined)
+    spread = loaded_vectors(program, cols) - set(fusion.inlined)
     if vectors:
-        brought = spread | _vectors(program, rows)
-        shared |= {name: (loads[name], _brought(loads[name])) for name in brought}
-        fusion, spread = fusion.keeping(loads[name] for name in brought), frozenset[str]()
+        names = spread | loaded_vectors(program, rows)
+        shared |= {name: (loads[name], brought(loads[name])) for name in names}
+        fusion, spread = fusion.keeping(loads[name] for name in names), frozenset[str]()
     placement = Placement(
         program, fusion, shared, rows, cols, split, parts, staged,
         splits=splits, common=common, spread=spread, turned=turned,
@@ -324,46 +317,6 @@ def _own_columns(
     }  # fmt: skip
 
 
-def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
-    """The vectors along some axes that are loaded for elementwise ops and that nothing writes."""
-    loads = {op.dst.name: op.dst.type for op in program.ops() if op.kind == "load" and op.dst}
-    writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
-    other = {
-        src.name
-        for op in program.ops()
-        for src in op.srcs
-        if OPS[op.kind].group not in ELEMENTWISE and op.kind != "cast"
-    }
-    return frozenset(
-        name
-        for name, kind in loads.items()
-        if len(kind.axes) == 1
-        and kind.names[0] in axes
-        and name not in other
-        and writers[name] == 1
-    )
-
-
-def _brought(load: Op) -> SharedTile:
-    assert load.dst is not None
-    start = load.spans[-1].start
-    if multiple_of(start) * load.dst.type.dtype.bytes % CHUNK:
-        raise InputError(
-            f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin "
-            f"at multiples of {CHUNK} B; let the compute groups load it"
-        )
-    fragments = load.array is not None and load.array.fragments
-    if fragments and (multiple_of(start) % QUAD_PLACES or load.dst.type.shape[0] % QUAD_PLACES):
-        raise InputError(
-            f"{load.where}: {load.dst} from {start} on, of an array in fragments: expected "
-            f"multiples of {QUAD_PLACES} elements"
-        )
-    try:
-        return vector_tile(load.dst.type)
-    except InputError as error:
-        raise InputError(f"{load.where}: {error}") from None
-
-
 def _place_operands(
     op: Op,
     loads: dict[str, Op],
@@ -405,53 +358,6 @@ def _staged_tile(op: Op, var: Var, first: bool = False) -> SharedTile:
         return shared_tile(var.type)
     except InputError as error:
         raise InputError(f"{op.where}: {error}") from None
-
-
-def _check_readers(
-    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
-) -> None:
-    for op in program.ops():
-        found = [var for var in fusion.sources(op) if var.name in shared]
-        if op.kind == "mma" or op.id not in fusion.kept or not found:
-            continue
-        if op.dst is not None and op.dst.name in shared:
-            continue
-        kind = op.srcs[0].type if op.dst is None else op.dst.type
-        plain = works_on_elements(op) and set(kind.names) == set(found[0].type.names)
-        wide = kind.dtype.bits != 8 and (found[0].type.dtype.bytes == 2 or op.kind == "cast")
-        if not plain or not wide or min(kind.shape) % SLOT_COLUMNS:
-            raise InputError(
-                f"{op.where}: {op.kind} of {kind} reads {found[0].name}: {found[0].type}, which is "
-                "loaded for a matmul and so lies in shared memory in the matmul's layout: 16-bit "
-                f"tiles with a multiple of {SLOT_COLUMNS} columns come from there into arithmetic "
-                f"on each element ({found[0].name}.copy() keeps one in registers); load the tile a "
-                "second time"
-            )
-
-
-def _check_reads(program: Program, shared: Mapping[str, tuple[Op, SharedTile]]) -> None:
-    """Raise where another op than a load into shared memory needs what iterations read."""
-    names = {read.name for loop in program.loops() for read in loop.reads}
-    for op in program.ops():
-        if op.dst is not None and op.dst.name in shared:
-            continue
-        places = [op.start] if op.start is not None else []
-        places += [place for span in op.spans for place in span.starts]
-        if found := names & {name for place in places for name in place.symbols()}:
-            raise InputError(
-                f"{op.where}: {op.kind} at {min(found)}, which an iteration reads: beside matmuls "
-                "only loads that feed a matmul take such numbers, the producer reads them"
-            )
-        if op.kind == "load" and joint_axis(op.spans):
-            raise InputError(
-                f"{op.where}: load of an axis that several dimensions are into registers: only "
-                "loads that feed a matmul have code for it"
-            )
-        if any(span.others for span in op.spans):
-            raise InputError(
-                f"{op.where}: load of stacked parts into registers: only loads that feed a matmul "
-                "stack what they take; load each part into a tile of its own"
-            )
 
 
 def _axes(

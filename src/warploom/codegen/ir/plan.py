@@ -89,6 +89,8 @@ class LaunchPlan:
     reads_ahead     the producer reads the numbers that an iteration takes from memory an iteration
                     earlier, and asks L2 for later ones: beside loads that fill the memory's queue
                     such a read takes as long as several blocks
+    late_stores     the panels of a store are copied behind the next fence of the group, be it for
+                    a matmul, and not behind one of their own
     keep_masks      tiles of 16 bits that are 0 where a condition on places alone does not hold are
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
@@ -119,6 +121,7 @@ class LaunchPlan:
     early_release: bool = False
     resident: int = 1
     reads_ahead: bool = False
+    late_stores: bool = False
     keep_masks: bool = False
     l2_promotion: int = 256
 

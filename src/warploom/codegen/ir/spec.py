@@ -26,6 +26,7 @@ from warploom.codegen.ir.spec_events import (
     left_out,
     meaning,
     own_memory,
+    panels,
     producer_slots,
     turns,
 )
@@ -198,4 +199,5 @@ RULES = (
     Rule("unfinished matmuls", joins, "joins"),
     Rule("iterations left out", left_out, "early_end"),
     Rule("a group's own shared memory", own_memory, "group_syncs"),
+    Rule("panels of late stores", panels, "group_syncs"),
 )

@@ -24,6 +24,8 @@ from warploom.codegen.ir.steps import (
     Publish,
     Release,
     Run,
+    Send,
+    Step,
     Take,
     TurnPass,
     TurnWait,
@@ -32,6 +34,7 @@ from warploom.codegen.ir.steps import (
 )
 from warploom.tile import Loop, Op
 
+STORES = "store", "store_add"
 MORE = 2  # iterations beyond those started ahead
 Slot = tuple[str, int]  # a ring and how many of its slots were filled before
 Doing = tuple[str, int, int]  # an op or a tile, its task and its iteration
@@ -276,9 +279,11 @@ def own_memory(block: BlockProgram) -> Iterator[str]:
     own = block.placement.staged.keys() - block.placement.common
     for role, trips, trace in _traces(block) if own else ():
         flying: list[set[str]] = []
-        unseen, ended = set[str](), set[str]()
+        unseen, ended, late = set[str](), set[str](), _late(trace)
         for event in trace:
             step, fault = event.step, ""
+            if isinstance(step, GroupSync | FencedGroupSync | Meet) or _writes_panels(step, late):
+                ended.clear()
             match step:
                 case Join():
                     done = max(0, len(flying) - step.count)
@@ -293,15 +298,44 @@ def own_memory(block: BlockProgram) -> Iterator[str]:
                     if name in ended.union(*flying):
                         fault = "writes what other warps' matmuls may still read"
                     unseen.add(name)
-                case GroupSync() | Meet():
-                    ended.clear()
                 case FencedGroupSync():
-                    ended.clear()
                     unseen.clear()
                 case _:
                     pass
             if fault:
                 yield f"{_at(role, trips, event)} {fault}"
+
+
+def panels(block: BlockProgram) -> Iterator[str]:
+    """The panels of a store whose copies are a step of their own are copied once, behind a fence of
+    the group, before any other store."""
+    for role, trips, trace in _traces(block) if block.launch.late_stores else ():
+        late, fenced = _late(trace), False
+        written: Op | None = None
+        for event in trace:
+            step, fault = event.step, ""
+            if isinstance(step, FencedGroupSync):
+                fenced = True
+            elif isinstance(step, Send) and event.iteration >= 0:  # before the first there is none
+                right = written == step.op and fenced
+                fault = "" if right else "copies what not all warps have written"
+                written = None
+            elif isinstance(step, Run) and step.op.kind in STORES:
+                fault = "" if written is None else f"while panels of {written.label} are not copied"
+                written, fenced = step.op if _writes_panels(step, late) else None, False
+            if fault:
+                yield f"{_at(role, trips, event)} {fault}"
+        if written is not None:
+            yield f"{_at(role, trips)} ends with panels of {written.label} that nothing copies"
+
+
+def _late(trace: Iterable[Event]) -> set[int]:
+    """The stores whose copies are a step of their own; the group meets before it writes them."""
+    return {event.step.op.id for event in trace if isinstance(event.step, Send)}
+
+
+def _writes_panels(step: Step, late: set[int]) -> bool:
+    return isinstance(step, Run) and step.op.id in late
 
 
 def left_out(block: BlockProgram) -> Iterator[str]:

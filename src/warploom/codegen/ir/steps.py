@@ -115,6 +115,11 @@ class Take(_OfOp):
     """Consumer: take the result of an op that the first group has done for all."""
 
 
+class Send(_OfOp):
+    """Consumer: start the copies of a store whose panels are written (`LaunchPlan.late_stores`);
+    nothing in a stage that no iteration has reached."""
+
+
 @dataclass(frozen=True)
 class Join(_OfGroup):
     """Consumer: wait until at most `count` started matmuls are unfinished; `in_turn`: the group
@@ -152,7 +157,7 @@ class Ahead(_OfGroup):
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
 GroupStep = Join | GroupSync | FencedGroupSync | TurnWait | TurnPass
-Step = RingStep | OpStep | GroupStep | Meet | Share | Ahead
+Step = RingStep | OpStep | GroupStep | Meet | Share | Send | Ahead
 
 
 def start_of(op: Op) -> Issue | Run:

@@ -46,6 +46,7 @@ ONCE = ("steady", "plain", "skip", "empty", "none")  # blocks of a pipeline that
 ON_RING = {
     kind.__name__: kind for kind in (steps.Acquire, steps.Publish, steps.Wait, steps.Release)
 }
+OF_OP = {kind.__name__: kind for kind in (steps.Run, steps.Take, steps.Send)}
 OF_GROUP = {
     kind.__name__: kind
     for kind in (
@@ -223,8 +224,8 @@ class _Reader:
             return steps.Issue(self._op(line, what), stage, int(turn) if turn else None)
         if kind == "Fill" and ring:
             return steps.Fill(self._op(line, what), ring, stage)
-        if kind in ("Run", "Take"):
-            return (steps.Run if kind == "Run" else steps.Take)(self._op(line, what), stage)
+        if kind in OF_OP:
+            return OF_OP[kind](self._op(line, what), stage)
         if kind in ON_RING:
             return ON_RING[kind](what, stage)
         if kind == "Meet":

@@ -15,6 +15,7 @@ from typing import Any
 from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
+from warploom.codegen.analysis.stores import store_paths
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight, with_turns
 from warploom.codegen.ir.steps import Fill, Issue, Join, Step, Wait
 from warploom.codegen.oracle.barriers import (
@@ -54,6 +55,8 @@ class Simulator(Steps):
         self.program = block.placement.program
         self.block, self.placement = block, block.placement
         self.local = localiser(block.placement)
+        paths = store_paths(block.placement, block.launch, block.rings)
+        self.late = {number for number, path in paths.items() if path.late}
         self.memory = bind(self.program, arrays)
         self.source = {name: value.copy() for name, value in self.memory.items()}
         self.symbols = sizes(self.program, self.memory)

@@ -30,6 +30,8 @@ from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
 
+OneStep = steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | steps.Share | steps.Send
+
 
 class Steps:
     """The actions of a cluster's agents; `oracle.simulate` decides who acts."""
@@ -38,6 +40,7 @@ class Steps:
     block: BlockProgram
     placement: Placement
     local: Callable[[Op, int], Op]  # an op as a group of that number runs it
+    late: set[int]  # stores whose copies are a step of their own
     memory: dict[str, Value]
     source: dict[str, Value]
     cluster: int
@@ -60,7 +63,7 @@ class Steps:
     def _do(
         self,
         agent: Agent,
-        step: steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | steps.Share,
+        step: OneStep,
         symbols: dict[str, int],
     ) -> bool:
         match step:
@@ -78,8 +81,9 @@ class Steps:
                 return self._issue(agent, step, symbols)
             case steps.Join():
                 return self._join(agent, step)
-            case steps.Run():
-                return self._run(agent, step, symbols)
+            case steps.Run() | steps.Send():
+                sent = isinstance(step, steps.Send)
+                return self._send(agent, step) if sent else self._run(agent, step, symbols)
             case steps.Meet() | steps.Take():
                 taken = isinstance(step, steps.Take)
                 return self._take(agent, step.op) if taken else self._meet(agent, step)
@@ -382,13 +386,14 @@ class Steps:
             assert op.array is not None
             ours = part == 0 or self.placement.is_split(op.srcs[0].type)
             ours = ours or op.id in self.placement.in_turn
+            if agent.panels is not None:
+                raise CheckFailed(f"{agent.name} {op.label} writes panels that are not copied yet")
             if ours and inside(self.program, self.block.launch, symbols):
-                write_tile(
-                    local,
-                    self._value(agent, op.srcs[0], symbols),
-                    self.memory[op.array.name],
-                    symbols,
-                )
+                value = self._value(agent, op.srcs[0], symbols)
+                if op.id in self.late:
+                    agent.panels = op, local, value.copy(), dict(symbols)
+                else:
+                    write_tile(local, value, self.memory[op.array.name], symbols)
             return True
         assert op.dst is not None
         self._touch(agent, op, op.dst.name, write=True)
@@ -400,6 +405,16 @@ class Steps:
             agent.state[op.dst.name] = compute(local, sources, symbols)
         if op.dst.name in self.placement.common | self.placement.handed:
             self._stage(agent, op, op.dst.name)
+        return True
+
+    def _send(self, agent: Agent, step: steps.Send) -> bool:
+        """The copies of a store whose panels are written; of one that is another group's none."""
+        if agent.panels is not None:
+            op, local, value, symbols = agent.panels
+            if op != step.op or op.array is None:
+                raise CheckFailed(f"{agent.name} copies panels of {step.op.label}, not {op.label}")
+            write_tile(local, value, self.memory[op.array.name], symbols)
+            agent.panels = None
         return True
 
     def _landed(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:

@@ -82,3 +82,4 @@ class Agent:
     staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them
+    panels: tuple[Op, Op, Value, dict[str, int]] | None = None  # of a store, its part: not copied

@@ -12,12 +12,17 @@ which is the recurrence itself with its rows reversed. The gradient of a row's l
 of the state before the chunk less what every earlier row of the chunk has as q dq - k dk, in sum:
 sums never leave a chunk, so a long sequence costs no accuracy.
 
+A task has a part of R (`tile_of`): 64 or 128 columns of the values, and where both are longer than
+64, half of the channels of the keys. So dP is whole in a task with all columns, and P, of which dv
+is made, is a sum over the tasks that share out channels.
+
 Arrays: those of `recurrent` without `o`, `initial` and `final`; `do` like `v`; `states`, which
 `recurrent` leaves with `RecurrentConfig.states`; with `final` its gradient `dfinal`. Written are
-`dq, dk: [batch, rows, slots, d]` in bf16, a slot for every head and every 64 columns of its values,
-to be summed over slots that share a q and k; `dv: [batch, rows, heads, e]`; where there are such
-inputs `dinitial: [batch, heads, d, e]`, `dg` or `ddt: [batch, rows, slots]` in fp32, and
-`dg` (of heads), `da`, `dbias`, `dskip: [batch, slots, lanes]`, 64 parts of a sum each.
+`dq, dk: [batch, rows, slots, d]` in bf16, a slot for every head and tile of its values, to be
+summed over slots that share a q and k; `dv: [batch, rows, parts, e]`, a part for every head and
+tile of its channels; where there are such inputs `dinitial: [batch, heads, d, e]`, `dg` or `ddt:
+[batch, rows, tasks]` in fp32, a task for every head and tile of R, and `dg` (of heads), `da`,
+`dbias`, `dskip: [batch, tasks, lanes]`, 64 parts of a sum each.
 """
 
 from __future__ import annotations
@@ -43,11 +48,13 @@ from warploom.tile import (
     Program,
     Tile,
     array,
+    cdiv,
     coordinate,
     cumsum,
     load,
     loop,
     maximum,
+    number,
     sigmoid,
     size,
     span,
@@ -59,9 +66,10 @@ from warploom.tile import (
 )
 
 ALLOW = "spills", "stack"  # 24 to 88 B, of channels 904: rearranging did not help
-TOKENS, CHANNELS = "batch rows slots", "batch rows slots d"
-LANES, STARTS = "batch slots lanes", "batch chunks slots d"
-NUMBERS = "batch chunks slots"
+WIDE = 128  # columns of a task's part of R that are not cut, of either axis
+TOKENS, CHANNELS = "batch rows tasks", "batch rows slots d"
+LANES, STARTS = "batch tasks lanes", "batch chunks slots d"
+NUMBERS, PARTS = "batch chunks slots", "batch rows parts e"
 
 
 def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
@@ -93,7 +101,8 @@ def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Ar
     kept, value = arrays["states"], arrays["v"]
     states = {"dfinal": array(FP32, STATES)} if config.final else {}
     states |= {"dinitial": array(FP32, STATES)} if config.initial else {}
-    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | {"dv": value} | states
+    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | states
+    made["dv"] = array(BF16, PARTS) if tiles_of(config)[1] > 1 else value
     for name, dims in given_dims(config).items():
         made[name] = array(BF16 if dims == CHANNELS else FP32, dims)
     if part == "rows":
@@ -122,9 +131,24 @@ def given_dims(config: RecurrentConfig) -> dict[str, str]:
     return given | ({"dskip": LANES} if config.skip else {})
 
 
+def tile_of(config: RecurrentConfig) -> tuple[int, int]:
+    """The part [e, d] of R that a task has: with 64 columns of the values all channels, with 128 no
+    more than 64 of them, as both would not fit its registers. Delta rules and decays of channels
+    have 64 columns."""
+    if config.in_parts or config.value_dim <= COLUMNS:
+        return COLUMNS, config.depth
+    return WIDE, CHUNK
+
+
+def tiles_of(config: RecurrentConfig) -> tuple[int, int]:
+    """How many such parts there are of a head's R, along e and d."""
+    e, d = tile_of(config)
+    return -(-config.value_dim // e), config.depth // d
+
+
 def slots_of(config: RecurrentConfig, heads: int) -> int:
     """How many parts of dq and dk there are."""
-    return heads * (-(-config.value_dim // COLUMNS))
+    return heads * tiles_of(config)[0]
 
 
 def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
@@ -139,8 +163,9 @@ def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
 
 def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict[str, int]:
     """The sizes of the dimensions of `made_arrays`, and of what `recurrent` keeps."""
-    slots, chunks = slots_of(config, heads), -(-rows // CHUNK)
-    sizes = {"batch": batch, "rows": rows, "heads": heads, "slots": slots, "chunks": chunks}
+    (e, d), chunks = tiles_of(config), -(-rows // CHUNK)
+    sizes = {"batch": batch, "rows": rows, "heads": heads, "chunks": chunks}
+    sizes |= {"slots": heads * e, "parts": heads * d, "tasks": heads * e * d}
     sizes |= dict.fromkeys(("lanes", "r", "n"), CHUNK)
     return sizes | {"d": config.key_dim, "e": config.value_dim}
 
@@ -150,7 +175,7 @@ def backward_policy(config: RecurrentConfig, part: str = "rows") -> Policy:
     plan = LaunchPlan(
         split={"queries": "m", "rest": "m"}.get(part, "e"), resident=2, store_panels=1
     )
-    if config.depth == CHUNK and part == "rows":
+    if part == "rows" and tile_of(config) == (COLUMNS, CHUNK):
         return Policy("multistage", plan)
     if config.delta:
         return Policy("unpipelined", plan)
@@ -160,30 +185,48 @@ def backward_policy(config: RecurrentConfig, part: str = "rows") -> Policy:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The tiles of a chunk: q [m, d] and k [n, d], the states [e, d] before it and the gradients
-    after it as operands, in parts along d; v [n, e], do [m, e]; the weights, dt or g along t."""
+    """The tiles of a chunk: q [m, d] and k [n, d] in parts along d, v [n, e] and do [m, e] in parts
+    along e; the states [e, d] before it and the gradients after it as operands, in rows of parts
+    along e; the weights, dt or g along t."""
 
     c: Index
     q: list[Tile]
     k: list[Tile]
-    v: Tile
-    do: Tile
-    states: list[Tile]
-    after: list[Tile]
+    v: list[Tile]
+    do: list[Tile]
+    states: list[list[Tile]]
+    after: list[list[Tile]]
     vector: Tile | None
     slope: Tile | None
     weights: Weights | None
 
 
 class ScalarBackward(ScalarTask, BackwardTask):
-    """Traces what one task does: the chunks of a head, for 64 columns of its values."""
+    """Traces what one task does: the chunks of a head, for a tile of R."""
 
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        self.tile = tile_of(config)
         super().__init__(config, arrays)
-        self.parts = [span(at, CHUNK, "d") for at in range(0, config.depth, CHUNK)]
-        self.grads = [self.last("dfinal", part) for part in self.parts]  # R, [e, d] each
+        (e, d), count = self.tile, tiles_of(config)[1]
+        across, down = self.column // count, self.column % count
+        self.keys_slot = self.head * cdiv(size("e"), e) + across
+        self.values_part = self.head * count + down
+        self.parts = [span(down * d + at, CHUNK, "d") for at in range(0, d, CHUNK)]
+        self.columns_of = [span(across * e + at, CHUNK, "e") for at in range(0, e, CHUNK)]
+        self.grads = [[self.last("dfinal", y, x) for y in self.parts] for x in self.columns_of]
+        # What all channels have is counted by the task of the first ones.
+        self.once = where(number(down).equals(0), 1.0, 0.0) if count > 1 else None
         written = given_dims(config).items()
         self.sums = {name: zeros(t=CHUNK) for name, dims in written if dims == LANES}
+
+    def third(self) -> tuple[str, Index]:
+        """Tasks of a head are told apart by their tile of R, those of its channels first."""
+        e, d = self.tile
+        return "cols", cdiv(size("e"), e) * (self.config.depth // d)
+
+    def place_of(self, name: str) -> Index:
+        """Where a task leaves its part of a gradient."""
+        return self.values_part if name == "dv" else self.keys_slot
 
     def run(self) -> None:
         """All of it."""
@@ -199,8 +242,9 @@ class ScalarBackward(ScalarTask, BackwardTask):
                 gates[1].assign(after)
         for name, tile in self.sums.items():
             store(self.arrays[name], self.batch, self.slot, span(0, CHUNK, "t"), tile=tile)
-        for part, grad in zip(self.parts, self.grads, strict=True):
-            self.first(part, grad)
+        for columns, grads in zip(self.columns_of, self.grads, strict=True):
+            for part, grad in zip(self.parts, grads, strict=True):
+                self.first(part, grad, columns)
 
     def loaded(self, c: Index, gate: Tile | None) -> _Chunk:
         """Chunk c."""
@@ -212,10 +256,10 @@ class ScalarBackward(ScalarTask, BackwardTask):
             c,
             [load(self.arrays["q"], self.batch, rows(c, "m"), self.group, d) for d in self.parts],
             [load(self.arrays["k"], self.batch, rows(c, "n"), self.group, d) for d in self.parts],
-            self.value(c, "n"),
-            self.result(c),
-            [self.before(c, d) for d in self.parts],
-            [grad.cast(BF16) for grad in self.grads],
+            [self.of_values("v", c, "n", e) for e in self.columns_of],
+            [self.of_values("do", c, "m", e) for e in self.columns_of],
+            [[self.before(c, d, e) for d in self.parts] for e in self.columns_of],
+            [[grad.cast(BF16) for grad in grads] for grads in self.grads],
             vector,
             slope,
             self.weights_of(vector) if vector is not None else self.constant(c),
@@ -223,58 +267,60 @@ class ScalarBackward(ScalarTask, BackwardTask):
 
     def rows_of(self, chunk: _Chunk) -> None:
         """The gradients of its rows; R moves on to the state before it."""
-        q, k, weights = chunk.q, chunk.k, chunk.weights
-        scores, change = k[0] @ q[0], chunk.v @ chunk.do
-        for one, other in zip(k[1:], q[1:], strict=True):
-            scores += one @ other
+        weights = chunk.weights
+        scores, change = contracted(chunk.k, chunk.q), contracted(chunk.v, chunk.do)
         seen, change = self.weighed(chunk, scores, change)
-        dv = k[0] @ chunk.after[0]
-        for one, other in zip(k[1:], chunk.after[1:], strict=True):
-            dv += one @ other
-        if weights is not None:
-            dv *= weights.ahead.rename("t", "n")
-        dv += seen @ chunk.do
-        self.give("dv", chunk.c, "n", self.values, dv)
-        added = [self.part_of(chunk, n, change) for n in range(len(self.parts))]
-        for n, one in enumerate(q):
+        for columns, do, after in zip(self.columns_of, chunk.do, chunk.after, strict=True):
+            dv = contracted(chunk.k, after)
             if weights is not None:
-                self.grads[n] *= weights.whole
-            self.grads[n] += self.weighed_do(chunk).T @ one
+                dv *= weights.ahead.rename("t", "n")
+            dv += seen @ do
+            self.give("dv", chunk.c, "n", columns, dv)
+        added = [self.part_of(chunk, n, change) for n in range(len(self.parts))]
+        for n, one in enumerate(chunk.q):
+            for do, grads in zip(chunk.do, self.grads, strict=True):
+                if weights is not None:
+                    grads[n] *= weights.whole
+                grads[n] += self.weighed_do(chunk, do).T @ one
         if self.config.decay != "none":
             self.logarithms(chunk, added)
 
     def weighed(self, chunk: _Chunk, scores: Tile, change: Tile) -> tuple[Tile, Tile]:
         """P and dP, [n, m] each, from q k^T and dO v^T."""
         m, n = self.places
-        if self.skip is not None:
-            self.sums["dskip"] += sum_along(where(n.equals(m), change, 0.0), "m").rename("n", "t")
+        skip = self.skip
+        if skip is not None:
+            own = sum_along(where(n.equals(m), change, 0.0), "m").rename("n", "t")
+            skip, own = (x if self.once is None else x * self.once for x in (skip, own))
+            self.sums["dskip"] += own
         between = chunk.weights.between() if chunk.weights is not None else self.scale
         seen, change = (where(n <= m, x * between, 0.0) for x in (scores, change))
-        if self.skip is not None:
-            seen = seen + where(n.equals(m), self.skip, 0.0)
+        if skip is not None:
+            seen = seen + where(n.equals(m), skip, 0.0)
         return seen.cast(BF16), change.cast(BF16)
 
     def part_of(self, chunk: _Chunk, number: int, change: Tile) -> tuple[Tile, Tile]:
         """q dq and k dk of the rows, summed over a part of d: [m] and [n]."""
         q, k, weights = chunk.q[number], chunk.k[number], chunk.weights
-        dk = chunk.v @ chunk.after[number]
+        dk = contracted(chunk.v, [after[number] for after in chunk.after])
         if weights is not None:
             dk *= weights.ahead.rename("t", "n")
         dk += change @ q
         self.give("dk", chunk.c, "n", self.parts[number], dk)
-        dq = self.weighed_do(chunk) @ chunk.states[number]
+        asked = [self.weighed_do(chunk, do) for do in chunk.do]
+        dq = contracted(asked, [states[number] for states in chunk.states])
         dq += change @ k
         self.give("dq", chunk.c, "m", self.parts[number], dq)
         return sum_along(q.cast(FP32) * dq, "d"), sum_along(k.cast(FP32) * dk, "d")
 
-    def weighed_do(self, chunk: _Chunk) -> Tile:
+    def weighed_do(self, chunk: _Chunk, do: Tile) -> Tile:
         """The rows of do as the state before the chunk has their weight, [m, e].
 
         Both dq and R are made of these, rounded once: what is summed to the gradients of decays is
         a difference of the two, in which one rounding of do alone would stay for 64 rows.
         """
         weight = chunk.weights.before.rename("t", "m") if chunk.weights is not None else self.scale
-        return (chunk.do.cast(FP32) * weight).cast(BF16)
+        return (do.cast(FP32) * weight).cast(BF16)
 
     def logarithms(self, chunk: _Chunk, parts: list[tuple[Tile, Tile]]) -> None:
         """The gradients of the decays of a chunk, behind those of its rows."""
@@ -283,7 +329,11 @@ class ScalarBackward(ScalarTask, BackwardTask):
             from_q, from_k = from_q + one, from_k + other
         from_q, from_k = from_q.rename("m", "t"), from_k.rename("n", "t")
         own = from_q - from_k
-        start = [product(s.cast(FP32), r) for s, r in zip(chunk.states, self.grads, strict=True)]
+        start = [
+            product(state.cast(FP32), grad)
+            for states, grads in zip(chunk.states, self.grads, strict=True)
+            for state, grad in zip(states, grads, strict=True)
+        ]
         self.gates_of(chunk, sum(start[1:], start[0]) + (own - cumsum(own, "t")), from_k)
 
     def gates_of(self, chunk: _Chunk, change: Tile, from_k: Tile) -> None:
@@ -303,6 +353,14 @@ class ScalarBackward(ScalarTask, BackwardTask):
                 change = change * chunk.slope
                 self.sums["dbias"] += change
             self.give_row("ddt", chunk.c, change)
+
+
+def contracted(left: list[Tile], right: list[Tile]) -> Tile:
+    """The sum of products of parts along the axis that both have."""
+    total = left[0] @ right[0]
+    for one, other in zip(left[1:], right[1:], strict=True):
+        total += one @ other
+    return total
 
 
 def product(one: Tile, other: Tile) -> Tile:

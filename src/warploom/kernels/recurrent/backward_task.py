@@ -13,37 +13,46 @@ COLUMNS = 64  # of a task's state, along e
 
 
 class BackwardTask(Task):
-    """A head's rows, for 64 columns of its values: a slot."""
+    """A head's rows, for some columns of its values, 64 if a kernel does not say more: a slot."""
 
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         super().__init__(replace(config, value_dim=min(config.value_dim, COLUMNS)), arrays)
 
-    def last(self, name: str, part: Span) -> Tile:
+    def last(self, name: str, part: Span, columns: Span | None = None) -> Tile:
         """Part of a state after the last row, [e, d]; zeros where there is none."""
         if not self.config.final:
             return zeros(e=COLUMNS, d=CHUNK)
-        return load(self.arrays[name], self.batch, self.head, part, self.values).T.copy()
+        where_state = self.batch, self.head, part, columns or self.values
+        return load(self.arrays[name], *where_state).T.copy()
 
-    def before(self, c: Index, part: Span) -> Tile:
+    def before(self, c: Index, part: Span, columns: Span | None = None) -> Tile:
         """Part of the state before chunk c, [e, d]."""
-        return load(self.arrays["states"], self.batch, c, self.head, self.values, part)
+        where_state = self.batch, c, self.head, columns or self.values, part
+        return load(self.arrays["states"], *where_state)
+
+    def of_values(self, name: str, c: Index, axis: str, columns: Span) -> Tile:
+        """Columns of v or of the gradient of the result, of chunk c."""
+        return load(self.arrays[name], self.batch, rows(c, axis), self.head, columns)
 
     def result(self, c: Index) -> Tile:
         """The gradient of the result of chunk c, [m, e]."""
-        return load(self.arrays["do"], self.batch, rows(c, "m"), self.head, self.values)
+        return self.of_values("do", c, "m", self.values)
+
+    def place_of(self, name: str) -> Index:
+        """Where a task leaves its part of a gradient."""
+        return self.head if name == "dv" else self.slot
 
     def give(self, name: str, c: Index, axis: str, columns: Span, tile: Tile) -> None:
         """Store a tile [axis, columns] of chunk c."""
-        place = self.head if name == "dv" else self.slot
-        where_it = self.batch, rows(c, axis), place, columns
+        where_it = self.batch, rows(c, axis), self.place_of(name), columns
         store(self.arrays[name], *where_it, tile=tile.cast(BF16))
 
     def give_row(self, name: str, c: Index, vector: Tile) -> None:
         """Store a number of every row of chunk c, [t]."""
         store(self.arrays[name], self.batch, rows(c, "t"), self.slot, tile=vector)
 
-    def first(self, part: Span, grad: Tile) -> None:
+    def first(self, part: Span, grad: Tile, columns: Span | None = None) -> None:
         """Store part of the gradient of the state before the first row where it was given."""
         if self.config.initial:
-            where_state = self.batch, self.head, part, self.values
+            where_state = self.batch, self.head, part, columns or self.values
             store(self.arrays["dinitial"], *where_state, tile=grad.T)

@@ -1,1 +1,0 @@
-"""Scoreboards given out anew, and the proof that the program is still the same."""
