@@ -45,7 +45,7 @@ def test_an_entry_without_rows_is_refused(tmp_path):
     path = tmp_path / "gemm.toml"
     path.write_text(as_toml(GEMM.variants, known))
     table = Table(path, GEMM.template, GEMM.kinds, GEMM.fallback)
-    with pytest.raises(InputError, match="16-bit: no row tells why 104x128-swap-ab is here"):
+    with pytest.raises(InputError, match=r"16-bit: no row tells why \S+ is here"):
         table.known  # noqa: B018 (read when asked for)
 
 
