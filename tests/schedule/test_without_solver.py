@@ -13,7 +13,7 @@ LINE = "OR-Tools is needed to solve schedules; install it with: pip install 'war
 MODULES = (
     *(
         f"cli.{name}"
-        for name in "bench build derive doctor optimize run sass schedule tune".split()
+        for name in "build derive doctor optimize run sass schedule tune".split()
     ),
     *(f"kernels.{name}" for name in "attention.variants gemm.variant library user".split()),
     *(f"schedule.solve.{name}" for name in "solve enumerate".split()),
