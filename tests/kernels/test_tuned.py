@@ -20,7 +20,7 @@ from warploom.perf.launch_time import MODEL
 
 TABLES = {"attention": ATTENTION, "gemm": GEMM}
 # Mean, second largest and largest loss at sizes that have no row of their own.
-LOST = {"attention": (0.012, 0.1, 0.13), "gemm": (0.025, 0.1, 0.28)}
+LOST = {"attention": (0.012, 0.1, 0.13), "gemm": (0.015, 0.1, 0.1)}
 BOTH = pytest.mark.parametrize("name", TABLES)
 SIZES = st.integers(1, 12000)
 
