@@ -182,7 +182,7 @@ FAULTS = {
         ("staged", LAST, r" +GroupSync\n", "", 1),
         ("staged", LAST, r"( +GroupSync\n)( *Run \S+\n)", r"\2\1"),
         # The store is where warps meet between a chunk's matmuls and the next chunk's operand.
-        ("late", LAST, r"( *Run store.47 \(iteration -1\)\n)(.*?Run cast.8\n)", r"\2\1"),
+        ("late", LAST, r"( *PanelSync\n)(.*?Run cast.8\n)", r"\2\1"),
     ],
     "panels of late stores": [
         ("late", LAST, r" *Send store.47 \(iteration -1\)\n", ""),
@@ -190,6 +190,8 @@ FAULTS = {
         ("late", LAST, r"( *Send store.47 \(iteration -1\)\n)", r"\1\1"),
         ("late", LAST, r"( *FencedGroupSync\n)( *Send store.47 \(iteration -1\)\n)", r"\2\1"),
         ("late", LAST, r" *FencedGroupSync\n(?= *Send)", ""),
+        ("late", LAST, r" *PanelSync\n", "", 1),
+        ("late", LAST, r"( *PanelSync\n)( *Run store.47 \(iteration -1\)\n)", r"\2\1"),
         ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", ""),
         ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", "", 1),
         ("carried", LAST, r"( *FencedGroupSync\n)( *Send \S+ \(iteration -1\)\n)", r"\2\1"),

@@ -307,6 +307,7 @@ class StepCode(StepLines):
                 | steps.Take()
                 | steps.GroupSync()
                 | steps.FencedGroupSync()
+                | steps.PanelSync()
             ):
                 return self._together(step, here)
             case steps.TurnWait():

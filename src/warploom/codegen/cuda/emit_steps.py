@@ -75,7 +75,7 @@ class Here:
         return own | {read.name: f"{read.name}_before{step.stage}" for read in older}
 
 
-Syncs = steps.GroupSync | steps.FencedGroupSync
+Syncs = steps.GroupSync | steps.FencedGroupSync | steps.PanelSync
 Together = steps.Meet | steps.Share | steps.Take | Syncs
 
 
@@ -242,6 +242,8 @@ class StepLines:
     def _together(self, step: Together, here: Here) -> list[str]:
         if isinstance(step, steps.Take):
             return self._take(step, here)
+        if isinstance(step, steps.PanelSync):
+            return [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         if isinstance(step, steps.GroupSync | steps.FencedGroupSync):
             fenced = self.fences and isinstance(step, steps.FencedGroupSync)
             return [*(["fence_async();"] if fenced else []), group_sync(self.parts)]

@@ -142,6 +142,11 @@ class FencedGroupSync(_OfGroup):
     """Consumer: the same, and matmuls see what they wrote to shared memory before."""
 
 
+class PanelSync(_OfGroup):
+    """Consumer: the warps of the group wait for one another, and for all copies that it started:
+    they have read their panels."""
+
+
 class TurnWait(_OfGroup):
     """Consumer: wait for the group's turn with the tensor core."""
 
@@ -156,7 +161,7 @@ class Ahead(_OfGroup):
 
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
-GroupStep = Join | GroupSync | FencedGroupSync | TurnWait | TurnPass
+GroupStep = Join | GroupSync | FencedGroupSync | PanelSync | TurnWait | TurnPass
 Step = RingStep | OpStep | GroupStep | Meet | Share | Send | Ahead
 
 

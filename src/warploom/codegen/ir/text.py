@@ -52,6 +52,7 @@ OF_GROUP = {
     for kind in (
         steps.GroupSync,
         steps.FencedGroupSync,
+        steps.PanelSync,
         steps.TurnWait,
         steps.TurnPass,
         steps.Ahead,
