@@ -108,5 +108,5 @@ def default_launch(config: RecurrentConfig) -> LaunchPlan:
         store_panels=1,
         # Worth 4 % for Mamba-2, 1 to 2 for GLA and Based, nothing under delta rules.
         late_stores=upright or config.taylor or config.decay == "channel",
-        keep_masks=upright or config.delta,
+        keep_masks=upright or config.delta or config.taylor,
     )
