@@ -84,6 +84,14 @@ def test_8_bit_attention_gets_tiles_that_it_can_have():
     assert all(config.tile[1] % 32 == 0 for config in chosen)
 
 
+@pytest.mark.parametrize("factors", ["head_scales", "block_scales"])
+def test_factors_of_heads_and_blocks_have_registers(factors):
+    base = AttentionConfig(head_dim=256, dtype=E4M3, causal=True, group=2, **{factors: True})
+    choice = choose_attention(500, base)
+    config = choice.config(base)
+    assert build(attention(config), choice.schedule(config)).resources.spill_bytes == 0
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900)), min_size=1, max_size=5),

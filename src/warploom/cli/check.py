@@ -17,7 +17,7 @@ def check(
     manifest: Annotated[Path, typer.Argument(help="manifest.json of an export, or its folder")],
     as_json: Json = False,
 ) -> None:
-    """Build the kernels of a manifest with the compiler here; what one lost is an error."""
+    """Build the kernels of an export again; exit 1 where one is worse than its manifest says."""
     rows = flow.check(manifest, lambda text: typer.echo(text, err=True))
     if as_json:
         typer.echo(json.dumps(rows))

@@ -23,7 +23,7 @@ def emulate(
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Run a kernel on an emulated Hopper: exit 1 with both sides of the first fault."""
+    """Run a kernel on an emulated Hopper; exit 1 with the first fault and both of its lines."""
     found = emulated(what, settings_of(settings), orders(seed, seeds), timeout)
     if found.output and found.fault is None:
         typer.echo(found.output.rstrip("\n"))

@@ -55,7 +55,7 @@ def optimize(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
-    """Program, schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
+    """Search for the fastest kernel of a program, build, check and report it; time it on a GPU."""
     request = OptimizeSettings(
         name,
         gpu,

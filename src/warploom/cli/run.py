@@ -21,7 +21,10 @@ def run(
     seed: Annotated[int, typer.Option(help="seed of the random inputs")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a kernel on random data: right to float64, written whole, each element by one task?"""
+    """Run a kernel on random data; exit 1 where an output is not float64's.
+
+    An element that no task writes, or several, is an error as well.
+    """
     result = run_kernel(name, settings_of(settings), on, seed)
     typer.echo(json.dumps(result.to_json()) if as_json else result.numbers)
     result.require()

@@ -79,8 +79,10 @@ def tune(
     arguments: Arguments = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
-    """A faster order and control code of a kernel, or of all that a script launches: searched,
-    verified, tested, written."""
+    """Search for a faster order of a kernel's machine code, verify and test it, and write it.
+
+    Of a script: of every Triton kernel that it launches.
+    """
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),

@@ -14,7 +14,7 @@ TABLES = {name: one.table for name, one in KERNELS.items() if one.table is not N
 
 
 def variants(name: Annotated[str, typer.Argument(help=" or ".join(TABLES))]) -> None:
-    """Print the variants of a kernel: a line each, "." where a point says nothing."""
+    """Print the tuned variants of a kernel, one a line; "." is an option not set."""
     if name not in TABLES:
         raise InputError(f"{name!r} has no table of variants: expected {' or '.join(TABLES)}")
     table = TABLES[name]

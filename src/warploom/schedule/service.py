@@ -117,7 +117,7 @@ def show(result: Result, console: Console) -> None:
     """Everything for a person."""
     gantt.show(result.graph, result.target, result.schedule, console)
     memory = ", ".join(
-        f"{name} {peak}/{result.target.memories[name]}"
+        f"{name} {peak} of {result.target.memories[name]}{' B' * (name == 'smem')}"
         for name, peak in result.report.memory_peak.items()
     )
     checked = "no rule broken" if result.report.passed else result.report.findings[0]

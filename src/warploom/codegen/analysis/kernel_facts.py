@@ -103,7 +103,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         parameters,
         paths,
         threads,
-        declared_threads(block, plan.resident) if hopper else threads,
+        declared_threads(block) if hopper else threads,
         hopper,
         frozenset(ring.name for ring in block.rings if crosses_blocks(program, plan, ring)),
         frozenset(

@@ -120,4 +120,4 @@ def combine_schedule(config: DecodeConfig, splits: int) -> SimtSchedule:
     lanes = _width(config, splits) // 4
     threads = max(32, lanes * max(1, splits // 16))
     launch = LaunchPlan(persistent=False, dependent=True)
-    return SimtSchedule("parts", threads, lanes, 4, launch)
+    return SimtSchedule("parts", threads, lanes, 4, launch, aligned=True)

@@ -165,6 +165,9 @@ def _builds(choice: Variant, config: AttentionConfig) -> bool:
     # Nor do three groups have registers for a soft cap beside sums of heads of 128.
     optimistic = "optimistic_rescale" in choice.point.rules
     crowded |= bool(config.softcap) and optimistic and _tile(choice.point) == (192, 80)
+    # Nor has a causal tile of heads of 256 for factors of every head (20 B at 96 keys).
+    large = config.head_scales and config.causal and config.head_dim > 128
+    crowded |= large and optimistic
     return known and not crowded
 
 

@@ -18,6 +18,7 @@ SMS = 132
 REGISTERS = {64: (64, 232), 128: (40, 232)}
 TURNED_REGISTERS = {64: (64, 232), 128: (40, 232), 256: (40, 232)}
 TURNED_PANEL = 32  # rows of a turned result that leave together
+HIGH_PANEL = 64  # the same of tiles so wide that their rings leave room for it: up to 1.6 % less
 FEW_ROWS = 64  # of an expert, for which a tile has one compute group
 MANY_ROWS = 768  # of an expert, for which a tile has three
 PAIRS = ("n_tile", 2)
@@ -67,10 +68,11 @@ class GroupedPlan:
     def policy(self) -> Policy:
         """The policy of its schedule."""
         turned = bool(self.config.widths)
+        high = self.config.tile[1] > WIDE[0]
         launch = LaunchPlan(
             supergroup=self.raster,
             store_panels=self.panels,
-            store_rows=TURNED_PANEL if turned else 0,
+            store_rows=(HIGH_PANEL if high else TURNED_PANEL) if turned else 0,
             cluster=self.cluster,
             tile_scheduler="dynamic" if self.dynamic else "static",
             dependent=True,
@@ -102,7 +104,8 @@ def plan_grouped(
     if not ragged:
         return _scaled(config, rows, n, k)
     two = replace(config, tile=(128, 128), products_in_flight=2)
-    return GroupedPlan(two, 3, dynamic=True)
+    raster = SCALED_RASTER if rows >= MANY_ROWS else RASTER
+    return GroupedPlan(two, 3, dynamic=True, raster=raster, panels=2)
 
 
 def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
@@ -133,7 +136,8 @@ def _turned(config: GroupedConfig, rows: int) -> GroupedPlan:
     turned = replace(config, tile=(widths[-1], columns), widths=widths)
     depth = 3 if columns > WIDE[0] else 4
     raster = RASTER if many else TURNED_RASTER
-    return GroupedPlan(turned, depth, dynamic=True, raster=raster, panels=1 + narrow)
+    panels = 2 if narrow or many else 1
+    return GroupedPlan(turned, depth, dynamic=True, raster=raster, panels=panels)
 
 
 def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:

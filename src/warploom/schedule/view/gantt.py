@@ -84,8 +84,8 @@ def show(graph: Graph, target: Target, schedule: Schedule, console: Console | No
     interval = schedule.initiation_interval
     out.print(
         f"[bold]{graph.name}[/] on {target.name}: "
-        f"[bold]II {interval} cycles[/], length {schedule.length}, "
-        f"{schedule.stages} iterations in flight"
+        f"[bold]II {interval} cycles[/] (an iteration begins so often), each takes "
+        f"{schedule.length} cycles, {schedule.stages} iterations in flight"
     )
     if graph.flops:
         per = graph.flops / interval
@@ -99,7 +99,7 @@ def show(graph: Graph, target: Target, schedule: Schedule, console: Console | No
     for objective in schedule.objectives:
         out.print(f"  {objective} [dim]({objective.seconds:.2f} s)[/]")
     rings = ", ".join(f"{name} x{depth}" for name, depth in schedule.ring_depth.items())
-    out.print(f"  rings: {rings or 'none'}")
+    out.print(f"  slots of rings: {rings or 'none'}")
     out.print()
     out.print(describe(graph, schedule))
     out.print()
