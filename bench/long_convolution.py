@@ -4,12 +4,12 @@
     python -m bench.long_convolution run DIR --out OUT  on a GPU machine: rows of `fftconv`
     python -m bench.long_convolution merge FILES        into bench/results/long_convolution.json
 
-A row is one case, in milliseconds of a call: 64 sequences of 768 heads, or of more than 4096
-elements as many as have those of 64 of 2048: torch.fft takes eight times their memory. torch.fft has x in fp32, as
-it has no bf16, and its transform of the kernels is made before, as ours is; `both casts` counts the
-way from bf16 and back as well. A gated case multiplies x by a tensor like it before, and y behind:
-both are calls of their own on either side. Calls are captured into graphs and interleaved, with a
-second copy of ours as A/A control. Results are judged by a transform in float64.
+A row is one case, in milliseconds of a call: 64 sequences of 768 heads, fewer of more than 4096
+elements, as torch.fft takes many times their memory. torch.fft has x in fp32, as it has no bf16,
+and its transform of the kernels is made before, as ours is; `both casts` counts the way from bf16
+and back as well. A gated case multiplies x by a tensor like it before, and y behind: both are calls
+of their own on either side. Calls are captured into graphs and interleaved, with a second copy of
+ours as A/A control. Results are judged by a transform in float64.
 """
 
 from __future__ import annotations
