@@ -97,6 +97,8 @@ class LaunchPlan:
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
+    share_vectors   vectors along columns that are loaded outside of loops go through shared memory,
+                    an element a thread: else every quad of lanes loads what it needs itself
     block_dim_warps is derived from the groups
     """
 
@@ -127,6 +129,7 @@ class LaunchPlan:
     early_exchanges: bool = False
     keep_masks: bool = False
     l2_promotion: int = 256
+    share_vectors: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.cluster[1] <= MOST_BLOCKS:
