@@ -100,7 +100,8 @@ def _results(config: RecurrentConfig, *args: Any) -> tuple[Any, ...]:
 
 
 def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None:
-    tensors, made = _given(args), dict(zip(WRITTEN, results, strict=True))
+    tensors = _given(args)
+    made: dict[str, Any] = dict(zip(WRITTEN, results, strict=True))
     if tensors["v"].numel() == 0:
         for one in results:
             one.zero_()
