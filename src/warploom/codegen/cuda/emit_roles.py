@@ -313,7 +313,7 @@ class StepCode(StepLines):
                 return self._issue(step, here)
             case steps.Join():
                 return self._join(step)
-            case steps.Run() | steps.Send():
+            case steps.Run() | steps.Send() | steps.Leave():
                 return self._run(step, here)
             case (
                 steps.Meet()
@@ -321,6 +321,7 @@ class StepCode(StepLines):
                 | steps.Take()
                 | steps.GroupSync()
                 | steps.FencedGroupSync()
+                | steps.PanelSync()
             ):
                 return self._together(step, here)
             case steps.TurnWait():

@@ -84,8 +84,8 @@ IN_ORDER = {64: LATE._replace(taken=True), 128: LATE._replace(held=True)}
 BAND, MOST_HEADS = 16384, 16
 LEAST_HEADS = {64: 4}
 IN_TURN = 8
-PACKED_HEADS = {64: 4}  # heads of a band of packed tasks, by padded head size; else 2
-PACKED_ROWS = 65536  # or as many heads as have so many rows
+PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
+PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
@@ -294,7 +294,7 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
 def packed_for(config: BackwardConfig, rows: int, kv_heads: int, sms: int) -> BackwardConfig:
     """What kernels of packed sequences of so many rows together are on a GPU of so many SMs."""
     few = PACKED_ROWS // max(1, rows)  # heads of as many rows: fewer would not keep all SMs at work
-    heads = max(PACKED_HEADS.get(config.depth, 2), min(MOST_HEADS, 1 << few.bit_length() >> 1))
+    heads = max(PACKED_HEADS.get(config.depth, 1), min(MOST_HEADS, 1 << few.bit_length() >> 1))
     band = 0 if config.deterministic else math.gcd(kv_heads, heads)
     return replace(config, band=band, sms=sms)
 
