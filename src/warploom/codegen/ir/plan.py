@@ -83,6 +83,8 @@ class LaunchPlan:
                     them (`cuda.voted_skip`)
     overlap_next_task  the first matmul of the next task is started before the stores of the present
                     one (`passes.overlap`)
+    hold_arithmetic  what is computed before a wait for matmuls stays before it, where the compiler
+                    would move it behind the wait
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
@@ -123,6 +125,7 @@ class LaunchPlan:
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
+    hold_arithmetic: bool = False
     resident: int = 1
     reads_ahead: bool = False
     late_stores: bool = False
