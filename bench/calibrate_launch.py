@@ -135,57 +135,6 @@ extern "C" __global__ void tiles(u64* out, int reps, const __grid_constant__ Map
   }
   span.end(out);
 }
-// The same by pairs of blocks that want the same tiles: each loads half of the rows, for both.
-DEV void tensor_load_for_both(u32 to, const Map* map, int x, int y, u32 bar) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-               ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
-               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)3) : "memory");
-}
-DEV void arrive_at(u32 bar, u32 block) {
-  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-               " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
-               :: "r"(bar), "r"(block) : "memory");
-}
-extern "C" __global__ void __cluster_dims__(2, 1, 1) tiles_in_pairs(
-    u64* out, int reps, const __grid_constant__ Map map, int rows, int boxes, int columns,
-    int share, int slots, int first) {
-  extern __shared__ unsigned char raw[];
-  __shared__ alignas(8) u64 full[8], empty[8];
-  u32 to = shared_base(raw), filled = address(&full[0]), freed = address(&empty[0]), rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) {
-    barrier_init(filled + 8 * s, 1);
-    barrier_init(freed + 8 * s, 2);
-  }
-  async_fence();
-  meet();
-  u32 bytes = rows * 128, half = rows / 2;
-  Span span; span.begin();
-  if (threadIdx.x == 0) {
-    int slot = 0, phase = 1, x = first, y = blockIdx.x / share * rows * boxes + rank * half;
-    for (int r = 0; r < reps + slots; ++r) {
-      u32 bar = filled + 8 * slot;
-      if (r >= slots) {
-        if (!wait(bar, phase)) break;
-        arrive_at(freed + 8 * slot, 0);
-        arrive_at(freed + 8 * slot, 1);
-        if (r < reps && !wait(freed + 8 * slot, phase)) break;
-      }
-      if (r < reps) {
-        expect(bar, bytes * boxes);
-        for (int b = 0; b < boxes; ++b)
-          tensor_load_for_both(to + (slot * boxes + b) * bytes + rank * half * 128, &map, x,
-                               y + b * rows, bar);
-      }
-      x += 64;
-      if (x + 64 > columns) x = first;
-      if (++slot == slots) { slot = 0; phase ^= 1; }
-    }
-  }
-  __syncwarp();
-  meet();
-  span.end(out);
-}
 // Bulk stores of a slot, as many in flight as groups allow.
 extern "C" __global__ void bulk_stores(u64* out, int reps, char* data, u32 bytes, int wrap) {
   extern __shared__ unsigned char raw[];
@@ -453,8 +402,8 @@ def power_probes(sms: int, data: int, encode: Any) -> list[Probe]:
         found.append(Probe(name, "stream", events, 1, arguments=arguments))
     arguments = (u64(data), i32(32 * KIB), i32(4))
     found.append(Probe("stores", "bulk_stores", {"stored": 32.0}, 32, 0, arguments))
-    # Rows that begin at a line, at a sector, and inside of one.
-    found += [_tiles(encode, data, 8192, 3, 4, share, at) for share in (1, 12) for at in (0, 16, 8)]
+    for share in (1, 12):  # rows that begin at a line, at a sector, 16 B beside a line, inside
+        found += [_tiles(encode, data, 8192, 3, 4, share, at) for at in (0, 16, 8, 24)]
     for product in (*NEAR, *FAR):
         slots = int((SHARED / KIB - 1) / product.kib)
         found.append(product.probe(encode, data, slots, 0, math.prod(product.rows) // 32))
@@ -469,22 +418,18 @@ def _tiles(
     slots: int,
     share: int,
     first: int = 0,
-    pairs: bool = False,
 ) -> Probe:
     """A ring of tiles of 128 x 64 elements of two bytes; `pitch` is of their matrices, in bytes,
-    and tiles begin so many elements into a row. Of `pairs` of blocks each loads half for both."""
+    and tiles begin so many elements into a row."""
     rows = 128
     high = -(-132 // share) * rows * boxes
-    box = (64, rows // 2 if pairs else rows)
-    plan = TensorMap("data", (pitch // 2, high), (pitch,), box, swizzle=128)
+    plan = TensorMap("data", (pitch // 2, high), (pitch,), (64, rows), swizzle=128)
     encoded = encode(plan, "bf16", data)
     columns = pitch // 2 // 64 * 64
     given = (encoded, i32(rows), i32(boxes), i32(columns), i32(share), i32(slots), i32(first))
     name = f"{slots} x {16 * boxes} KiB of tiles, rows of {pitch} B, shared by {share}"
     name += f", from element {first}" * bool(first)
-    name += ", by pairs" * pairs
-    kernel, threads = ("tiles_in_pairs", 32) if pairs else ("tiles", 1)
-    return Probe(name, kernel, {"copied": 16.0 * boxes}, threads, 0, given)
+    return Probe(name, "tiles", {"copied": 16.0 * boxes}, 1, 0, given)
 
 
 @dataclass(frozen=True)
@@ -574,13 +519,9 @@ def copy_probes(data: int, encode: Any) -> list[Probe]:
     for first in (8, 16, 24, 32, 40, 48, 56):  # every row begins so far into a line
         for slots in (2, 3, 4):
             found += [_tiles(encode, data, 8192, 3, slots, share, first) for share in (11, 132)]
-    for pitch, first in ((8192, 0), (8192, 16), (8192, 8), (8208, 0), (8224, 0)):
-        found += [_tiles(encode, data, pitch, 3, 4, share, first, True) for share in (12, 132)]
     for kib in (16, 32):
         arguments = (u64(data), i32(kib * KIB), i32(4))
-        found.append(
-            Probe(f"stores of {kib} KiB", "bulk_stores", {"stored": float(kib)}, 32, 0, arguments)
-        )
+        found.append(Probe(_stores(kib), "bulk_stores", {"stored": float(kib)}, 32, 0, arguments))
     return found
 
 
@@ -766,8 +707,16 @@ NAMES = (
 UNITS = {"operands": 32.0, "sts": 512.0, "copied": 1024.0, "distinct": 1024.0, "dram": 1024.0}
 UNITS |= {"stored": 1024.0}  # bytes of an event, where the energy is of a byte
 SECTOR = 32  # bytes
-# Rings of two slots and more, of neighbours that read the same rows of tiles.
-RING_OF_TILES = re.compile(r"[2-9] x 48 KiB of tiles, rows of (\d+) B, shared by (?:11|132)$")
+# Rings of three slots and more, of tiles of a matrix whose rows begin at lines: how many neighbours
+# share them, and where their rows begin.
+RING_OF_TILES = re.compile(
+    r"[3-9] x 48 KiB of tiles, rows of 8192 B, shared by (\d+)(?:, from element (\d+))?$"
+)
+PLACES = {
+    "sector": "at a sector that begins no line of 128 B",
+    "beside": "16 B beside a line",
+    "inside": "inside of another sector",
+}
 # Rings at the pace of matmuls: rows of a slot, columns of the operands.
 PACED = re.compile(r"\d slots of (\S+) rows, .* tasks of (\d+) in bands")
 CAPPED = 1780.0  # MHz: matmuls run at less only under the limit
@@ -791,7 +740,8 @@ def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
         rate = row["blocks"] / row["cycles"] * mhz * 1e6
         return at[0] + 1e-12 * each * rate * (mhz / boost) ** at[1]
 
-    known = [row for row in rows if row["name"] != "lds"]  # loads of one address are merged
+    # Loads of one address are merged; rings of tiles are beside one another (`placed`).
+    known = [row for row in rows if row["name"] != "lds" and " of tiles" not in row["name"]]
 
     def residuals(at: Sequence[float]) -> list[float]:
         return [
@@ -853,25 +803,56 @@ def beside(raw: Mapping[str, Any], known: Mapping[str, float]) -> dict[str, floa
     return found | ({"dram_shared": statistics.median(far)} if far else {})
 
 
+def place_of(byte: int) -> str:
+    """What the place of a byte in a line that is none of its first is called."""
+    if byte % SECTOR == 0:
+        return "sector"
+    return "beside" if byte in (16, 112) else "inside"
+
+
+def placed(raw: Mapping[str, Any], exponent: float) -> dict[str, float]:
+    """pJ a byte more of tiles whose rows do not begin at lines, by place: beside the same ring of
+    those that do, the mean of rings that share their bytes and of rings that do not."""
+    rows = {row["name"]: row for row in raw["power"]}
+    static, boost = rows["asleep"]["watts"], max(row["mhz"] for row in raw["power"])
+
+    def each(row: Mapping[str, Any]) -> float:
+        rate = row["blocks"] / row["cycles"] * row["mhz"] * 1e6 * row["events"]["copied"] * KIB
+        return 1e12 * (row["watts"] - static) / rate / (row["mhz"] / boost) ** exponent
+
+    lines: dict[str, float] = {}
+    more: dict[str, list[float]] = {}
+    for name, row in rows.items():
+        if (found := RING_OF_TILES.match(name)) and not found[2]:
+            lines[found[1]] = each(row)
+        elif found:
+            more.setdefault(place_of(2 * int(found[2])), []).append(each(row) - lines[found[1]])
+    return {place: statistics.mean(one) for place, one in more.items()}
+
+
 def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
-    """Costs of the scheduling table that only show while every SM copies."""
+    """Costs of the scheduling table that only show while every SM copies, those that a run has."""
     cycles = {row["name"]: row["per_kib"] for row in raw["copies"]}
-    ragged = [
-        value
-        for name, value in cycles.items()
-        if (found := RING_OF_TILES.match(name)) and int(found[1]) % SECTOR
-    ]
-    stores = [round(cycles[f"stores of {kib} KiB"], 1) for kib in (32, 16)]
-    return {
-        "load.per_kib_ragged": Fit(
-            round(statistics.median(ragged), 1), round(min(ragged), 1), round(max(ragged), 1),
-            "clk/KiB", "tiles of matrices whose rows do not begin at sectors, by every SM at once",
-        ),
-        "store.per_kib_all": Fit(
-            stores[0], stores[0], stores[1],
-            "clk/KiB", "bulk stores of 32 and 16 KiB by every SM at once, to L2",
-        ),
+    places: dict[str, list[float]] = {}
+    for name, value in cycles.items():
+        if (found := RING_OF_TILES.match(name)) and found[2]:
+            places.setdefault(place_of(2 * int(found[2])), []).append(value)
+    fits = {
+        f"load.per_kib_{place}": Fit(
+            round(statistics.median(one), 1), round(min(one), 1), round(max(one), 1),
+            "clk/KiB", f"tiles whose rows begin {PLACES[place]}, by every SM at once",
+        )
+        for place, one in places.items()
     }  # fmt: skip
+    stores = [round(cycles[name], 1) for kib in (32, 16) if (name := _stores(kib)) in cycles]
+    if stores:
+        text = "bulk stores of 32 and 16 KiB by every SM at once, to L2"
+        fits["store.per_kib_all"] = Fit(stores[0], min(stores), max(stores), "clk/KiB", text)
+    return fits
+
+
+def _stores(kib: int) -> str:
+    return f"stores of {kib} KiB"
 
 
 def _capped(row: Mapping[str, Any]) -> bool:

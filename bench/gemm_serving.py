@@ -7,6 +7,7 @@
 A case (`bench/gemm_serving_cases.py`) is one of
 
     blocks MxNxK                fp8, scales of 1 x 128 and 128 x 128
+    scaled MxNxK                fp8, scales of rows and columns, summed in the tensor core
     grouped MODEL LAYER TOKENS  bf16, the rows of a mixture of experts one expert after another; its
                                 layers are `up` and `down`
     grouped8 ...                the same in fp8 with block scales
@@ -21,12 +22,12 @@ Routers are uneven: the shares of experts are as 0.2 to 1.2, and every 17th of m
 of ours includes the kernel that makes the list of tasks on the GPU; Triton's is given. Operands
 alternate that are larger than L2 together. Bursts in shuffled rounds, with a second copy of the
 first library's as A/A control. "by rows" is torch's product of the same fp8 elements with a scale a
-row, summed in the tensor core: it has less to do. Where torch has no other (grouped8), it is the
-baseline, else a check. "cuBLAS, dense" is one product of as many rows with one expert's weights;
-"ratio at most" is that of a grouped product to the best baseline if it took as long as this one, or
-as moving everything once takes at the memory's peak rate, whichever is longer. Narrow weights stand
-beside torch's product with bf16 ones, which are two or four times as many bytes, and int4 also
-beside torch's own. Both layers of experts begin with the same sort of the router's choices.
+row, summed in the tensor core: it has less to do, and is a check. "cuBLAS, dense" is one product of
+as many rows with one expert's weights; "ratio at most" is that of a grouped product to the best
+baseline if it took as long as this one, or as moving everything once takes at the memory's peak
+rate, whichever is longer. Narrow weights stand beside torch's product with bf16 ones, which are two
+or four times as many bytes, and int4 also beside torch's own. Both layers of experts begin with the
+same sort of the router's choices.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def evidence(
     for name in slower[:-1]:
         del rivals[name]
     others = {name: rate for name, rate in rivals.items() if name != DENSE}
-    same = {name: rate for name, rate in others.items() if name != BY_ROWS} or others
+    same = {name: rate for name, rate in others.items() if name != BY_ROWS}
     best = max(same, key=lambda name: same[name])
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *again = median_interval(samples[control], samples[sitting.CONTROL])

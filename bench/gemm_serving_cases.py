@@ -58,6 +58,7 @@ NARROW = ((4096, 4096), (28672, 4096), (4096, 14336))  # n, k
 LARGE = ((7168, 2048), (7168, 16384), (4096, 7168), (24576, 1536), (2112, 7168))
 CASES = (
     *(f"blocks {m}x{n}x{k}" for m in (4096, 128) for n, k in LARGE),
+    *(f"scaled {m}x{n}x{k}" for m in (4096, 128) for n, k in LARGE),
     *(f"grouped {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
     *(f"grouped {model} up 128" for model in MODELS),
     *(f"grouped8 {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
@@ -69,7 +70,7 @@ CASES = (
 )
 TYPES = {
     **dict.fromkeys(("grouped", "few", "experts"), "bf16"),
-    **dict.fromkeys(("rows8", "experts8"), "e4m3, scales of rows"),
+    **dict.fromkeys(("rows8", "scaled", "experts8"), "e4m3, scales of rows"),
     "weights8": "bf16, e4m3 weights",
     "integers8": "bf16, int8 weights",
     "integers4": "bf16, int4 weights",
@@ -78,6 +79,7 @@ BY_ROWS = "torch, by rows"
 DENSE = "cuBLAS, dense"  # the same rows by one expert's weights
 BESIDE = (BY_ROWS, DENSE)  # have other work: no baselines
 LAYERS = ("experts", "experts8")
+BY_VECTORS = ("rows8", "scaled")  # a scale a row and a column
 LAYER = ("x", "up", "down", "chosen", "weights")  # the arguments of a layer of experts
 SCALES = ("scale_up", "scale_down")  # those of e4m3 weights
 MOST_E4M3 = 448.0
@@ -95,7 +97,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """The first word: blocks, grouped, grouped8, few, experts or one of `WEIGHTS`."""
+        """The first word of its name."""
         return self.name.split()[0]
 
     @cached_property
@@ -133,9 +135,11 @@ class Case:
             few = plan_weight_only(WEIGHTS[self.kind], rows, n, k)
             make = partial(compiled, weight_only(few), weight_only_policy(few))
             return {f"{few.tile} {few.slices}": make}
-        if self.kind == "few":
+        if self.kind in ("few", "scaled"):
             base = GemmConfig(b="nk")
-            choice = choose_gemm(rows, n, k, base, 1, sliced=True)
+            if self.kind == "scaled":
+                base = replace(base, dtype=E4M3, row_scales=True)
+            choice = choose_gemm(rows, n, k, base, 1, sliced=self.kind == "few")
             found: dict[str, Make] = {choice.name: lambda: choice.selected(base).build()}
             own = choice.config(base)
             if own.workspace:
@@ -182,8 +186,11 @@ def counts_of(torch: Any, experts: int, rows: int) -> Any:
 
 
 def scaled(torch: Any, *shape: int) -> tuple[Any, Any]:
-    """(fp8 elements, scales of their rows' blocks of 128)."""
-    values = torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+    """(fp8 elements, scales of their rows' blocks of 128). Drawn an expert at a time: all of them
+    in 16 bits are more than some GPUs have beside the others' operands."""
+    values = torch.empty(shape, device="cuda", dtype=torch.float8_e4m3fn)
+    for part in values if len(shape) > 2 else (values,):
+        part.copy_(torch.randn(part.shape, device="cuda", dtype=torch.bfloat16))
     return values, torch.rand((*shape[:-1], -(-shape[-1] // SCALED)), device="cuda") + 0.5
 
 
@@ -198,10 +205,10 @@ def operands(torch: Any, case: Case, number: int) -> dict[str, Any]:
     found["ends"] = counts.cumsum(0).int().cuda()
     if case.kind in ("grouped", "few", *WEIGHTS):
         found["a"] = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-        found["b"] = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+        found["b"] = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16).mul_(k**-0.5)
         return found | (_narrow(torch, case, found["b"][0]) if case.kind in WEIGHTS else {})
     found["b"], _ = scaled(torch, experts, n, k)
-    if case.kind == "rows8":
+    if case.kind in BY_VECTORS:
         found["a"], _ = scaled(torch, rows, k)
         found["scale_a"] = torch.rand(rows, device="cuda") + 0.5
         found["scale_b"] = torch.rand((experts, n), device="cuda") + 0.5
@@ -245,7 +252,7 @@ def _layer(torch: Any, case: Case) -> dict[str, Any]:
     sizes = {"up": (2 * inner, width), "down": (width, inner)}
     for name, (n, k) in sizes.items():
         if case.kind == "experts":
-            found[name] = torch.randn(experts, n, k, **options).transpose(1, 2) * k**-0.5
+            found[name] = torch.randn(experts, n, k, **options).mul_(k**-0.5).transpose(1, 2)
         else:
             found[name] = scaled(torch, experts, n, k)[0].transpose(1, 2)
             found[f"scale_{name}"] = (torch.rand((experts, n), device="cuda") + 0.5) * k**-0.5
@@ -279,6 +286,9 @@ def own_call(case: Case, t: Mapping[str, Any]) -> Call:
         fast: dict[str, Any] = {"offs": t["ends"], "use_fast_accum": True}
         scales = t["scale_a"], t["scale_b"]
         return lambda: module.scaled_grouped_mm(t["a"], weights, *scales, **fast)
+    if case.kind == "scaled":
+        scales = t["scale_a"][:, None], t["scale_b"]
+        return lambda: module.scaled_mm(t["a"], weights[0], *scales, use_fast_accum=True)
     scale_b = t["scale_b"].transpose(-1, -2)
     if case.kind == "grouped8":
         return lambda: module.scaled_grouped_mm(t["a"], weights, t["scale_a"], scale_b, t["ends"])
@@ -294,7 +304,9 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
         return {"torch": lambda: torch.mm(t["a"], t["wide"].t()), **_torch_int4(torch, case, t)}
     weights = t["b"].transpose(1, 2)
     fast = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
-    if case.kind in ("grouped", "rows8"):
+    rows = torch.ones(t["a"].shape[0], device="cuda")
+    columns = torch.ones(t["b"].shape[:2], device="cuda")
+    if case.kind in ("grouped", "grouped8", "rows8"):
         triton = importlib.import_module("bench.gemm_serving_triton")
         own = importlib.import_module("warploom.integrations.torch_gemm")
 
@@ -303,32 +315,27 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
 
         scales = () if case.kind == "grouped" else (t["scale_a"], t["scale_b"])
         found = triton.candidates(torch, t["a"], t["b"], out, lists, scales)
-        if scales:
+        if case.kind == "grouped":
             return {
-                "torch": lambda: torch._scaled_grouped_mm(
-                    t["a"], weights, *scales, offs=t["ends"], **fast
-                ),
-                DENSE: lambda: torch._scaled_mm(
-                    t["a"], weights[0], scales[0][:, None], scales[1][:1], **fast
-                ),
+                "torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]),
+                DENSE: lambda: torch.mm(t["a"], weights[0]),
                 **found,
             }
+        name, of_a, of_b = BY_ROWS, rows, columns
+        if case.kind == "rows8":
+            name, of_a, of_b = "torch", *scales
         return {
-            "torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]),
-            DENSE: lambda: torch.mm(t["a"], weights[0]),
+            name: lambda: torch._scaled_grouped_mm(
+                t["a"], weights, of_a, of_b, offs=t["ends"], **fast
+            ),
+            DENSE: lambda: torch._scaled_mm(t["a"], weights[0], of_a[:, None], of_b[:1], **fast),
             **found,
         }
     if case.kind == "few":
         return {"torch": lambda: torch.mm(t["a"], weights[0])}
-    rows = torch.ones(t["a"].shape[0], device="cuda")
-    columns = torch.ones(t["b"].shape[:2], device="cuda")
-    if case.kind == "grouped8":
-        return {
-            BY_ROWS: lambda: torch._scaled_grouped_mm(
-                t["a"], weights, rows, columns, offs=t["ends"], **fast
-            ),
-            DENSE: lambda: torch._scaled_mm(t["a"], weights[0], rows[:, None], columns[:1], **fast),
-        }
+    if case.kind == "scaled":
+        of_a, of_b = t["scale_a"][:, None], t["scale_b"]
+        return {"torch": lambda: torch._scaled_mm(t["a"], weights[0], of_a, of_b, **fast)}
     wide, deep = t["scale_b"].shape[1:]
     # cuBLAS wants the rows of b's scales padded to 16 bytes.
     padded = columns.new_zeros(wide, -(-deep // 4) * 4)

@@ -1,5 +1,5 @@
 """A grouped product in Triton, for `bench.gemm_serving`: TMA descriptors, a list of tasks, several
-tiles of which the fastest stands."""
+tiles of which the fastest stands. With block scales every 128 of k are summed by themselves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ TILES = (
     ((64, 128, 128), 4, 4),
 )
 BAND = 8  # rows of tasks that run at a time
+BLOCK = 128  # elements of a row of a, and of rows and columns of b, that share a scale
 
 
 @triton.jit
 def _grouped(a, b, c_data, tasks, n, k, tiles, bm: tl.constexpr, bn: tl.constexpr,
-             bk: tl.constexpr, band: tl.constexpr, scale_a, scale_b,
-            scaled: tl.constexpr):  # fmt: skip
+             bk: tl.constexpr, band: tl.constexpr, scale_a, scale_b, pitch,
+             of_rows: tl.constexpr, block: tl.constexpr):  # fmt: skip
     across = tl.cdiv(n, bn)
     task = tl.program_id(0)
     first = task // (band * across) * band
@@ -39,13 +40,20 @@ def _grouped(a, b, c_data, tasks, n, k, tiles, bm: tl.constexpr, bn: tl.constexp
     end = tl.load(tasks + row * 3 + 2)
     if begin < end:
         acc = tl.zeros((bm, bn), tl.float32)
+        rows = begin + tl.arange(0, bm)
+        cols = col * bn + tl.arange(0, bn)
+        if block:  # scale_a: [k / block, m], scale_b: [experts, n / block, k / block]
+            at_b = scale_b + (expert * tl.cdiv(n, block) + cols // block) * tl.cdiv(k, block)
         for i in range(0, k, bk):
             left = a.load([begin, i])
             right = b.load([expert * n + col * bn, i])
-            acc = tl.dot(left, right.T, acc)
-        rows = begin + tl.arange(0, bm)
-        cols = col * bn + tl.arange(0, bn)
-        if scaled:
+            if block:
+                of_a = tl.load(scale_a + i // block * pitch + rows, rows < end, 0.0)
+                of_b = tl.load(at_b + i // block, cols < n, 0.0)
+                acc += tl.dot(left, right.T) * of_a[:, None] * of_b[None]
+            else:
+                acc = tl.dot(left, right.T, acc)
+        if of_rows:
             of_a = tl.load(scale_a + rows, rows < end, 0.0)
             of_b = tl.load(scale_b + expert * n + cols, cols < n, 0.0)
             acc = acc * of_a[:, None] * of_b[None]
@@ -58,12 +66,17 @@ def candidates(
 ) -> dict[str, Callable[[], Any]]:
     """Calls by the name of the tile: `a: [m, k]`, `b: [experts, n, k]`; `lists` gives the tasks for
     tiles of so many rows, which are made ahead of the calls. `scales` of fp8: one a row of a, one a
-    column of each expert's b."""
+    column of each expert's b; or one for each `BLOCK` of a row, the rows of a block next to each
+    other, and of rows and columns of b."""
     experts, n, k = b.shape
+    block = BLOCK if scales and scales[0].dim() > 1 else 0
+    pitch = scales[0].stride(1) if block else 0
     flat = b.view(experts * n, k)
     found: dict[str, Callable[[], Any]] = {}
     for (bm, bn, deep), warps, stages in TILES:
         tasks, bk = lists(bm), deep * 2 // a.dtype.itemsize
+        if block and bk > block:
+            continue
         left = TensorDescriptor.from_tensor(a, [bm, bk])
         right = TensorDescriptor.from_tensor(flat, [bn, bk])
         blocks = tasks.shape[0] * triton.cdiv(n, bn)
@@ -74,7 +87,7 @@ def candidates(
         ) -> Any:  # fmt: skip
             _grouped[(blocks,)](
                 left, right, out, tasks, n, k, tasks.shape[0], *tile, BAND, *(scales or (a, b)),
-                bool(scales),
+                pitch, bool(scales) and not block, block,
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             return out

@@ -52,7 +52,7 @@ def name_of(plan: RowPlan) -> str:
     parts += [f"rows-{plan.rows}"] * (plan.rows > 1)
     parts += [f"stages-{plan.stages}"] * (plan.stages > 1)
     parts += ["tasks"] * (plan.persistent and not plan.again)
-    parts += [f"resident-{plan.resident}"] * (plan.resident > 1)
+    parts += [f"resident-{plan.resident}"] * (plan.resident > 1) + ["last"] * plan.last
     return "-".join(parts)
 
 
@@ -152,7 +152,9 @@ def _call(
         arrays[spec.name] = (
             torch.empty(shape, dtype=kind, device="cuda") if known is None else known
         )
-    scalars = {"eps": 1e-6} if "scalar" in kernel.interface.kinds else {}
+    numbers = {"eps": 1e-6, "p": 0.1}
+    parameters = kernel.interface.parameters
+    scalars = {p["name"]: numbers[p["name"]] for p in parameters if p["kind"] == "scalar"}
     return lambda: kernel(arrays, scalars, torch.cuda.current_stream().cuda_stream)
 
 

@@ -50,7 +50,7 @@ def test_the_command_prints_a_line_a_variant(name, table):
     for line, variant in zip(lines, table.values(), strict=True):
         values = dict(zip(head, line, strict=True))
         assert f"tile={dict(variant.point.settings)['tile']}" in values["sizes"]
-        assert values["plan"].split() == list(variant.point.plan)
+        assert values["plan"] == (" ".join(variant.point.plan) or ".")
         assert values["rules"] == (" ".join(variant.point.rules) or ".")
 
 

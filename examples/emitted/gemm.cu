@@ -1,18 +1,19 @@
-// gemm: emitted by warploom from a tile program and the schedule "inflight".
+// gemm: emitted by warploom from a tile program and the schedule "lcsf".
 //
 //   program gemm(a: bf16[m, k], b: bf16[k, n], c: bf16[m, n])
-//     for each m_tile < ((m + 127) // 128)
-//     for each n_tile < ((n + 191) // 192)
-//       0  acc: fp32[m=128, n=192] = fill 0.0
+//     for each m_tile < ((m + 199) // 200)
+//     for each n_tile < ((n + 255) // 256)
+//       0  acc: fp32[n=256, m=200] = fill 0.0
 //          loop i from 0 to ((k + 63) // 64):
-//         1  a_t: bf16[m=128, k=64] = load a[(m_tile * 128) +128, (i * 64) +64] edge 0.0
-//         2  b_t: bf16[k=64, n=192] = load b[(i * 64) +64, (n_tile * 192) +192] edge 0.0
-//         3  acc: fp32[m=128, n=192] = mma a_t, b_t, acc
-//       4  acc_1: bf16[m=128, n=192] = cast acc
-//       5  store acc_1 c[(m_tile * 128) +128, (n_tile * 192) +192]
+//         1  a_t: bf16[m=200, k=64] = load a[(m_tile * 200) +200, (i * 64) +64] edge 0.0
+//         2  b_t: bf16[k=64, n=256] = load b[(i * 64) +64, (n_tile * 256) +256] edge 0.0
+//         3  acc: fp32[n=256, m=200] = mma b_t, a_t, acc
+//       4  acc_1: fp32[m=200, n=256] = transpose acc
+//       5  acc_2: bf16[m=200, n=256] = cast acc_1
+//       6  store acc_2 c[(m_tile * 200) +200, (n_tile * 256) +256]
 //
-//     launch {"split": "m", "cluster": ["m_tile", 2], "supergroup": 8, "store_panels": 3}
-//     ring a_b x4: load.1, load.2 (40960 B a slot)
+//     launch {"split": "n", "supergroup": 6, "store_panels": 1}
+//     ring a_b x3: load.1, load.2 (58368 B a slot)
 //     role load: 4 warps, 24 registers
 //       loop i, 0 started ahead
 //         steady
@@ -23,47 +24,25 @@
 //     role compute0: 4 warps, 240 registers, part 0
 //       straight
 //         Run fill.0
-//       loop i, 1 started ahead
-//         prologue 0
-//           Wait a_b
-//           Issue mma.3
+//       loop i, 0 started ahead
 //         steady
-//           Wait a_b
-//           Issue mma.3
-//           Join <= 1
-//           Release a_b (iteration -1)
-//         epilogue 0
-//           Join <= 0: acc
-//           Release a_b (iteration -1)
-//         plain
 //           Wait a_b
 //           Issue mma.3
 //           Join <= 0: acc
 //           Release a_b
 //       straight
-//         Run store.5
+//         Run store.6
 //     role compute1: 4 warps, 240 registers, part 1
 //       straight
 //         Run fill.0
-//       loop i, 1 started ahead
-//         prologue 0
-//           Wait a_b
-//           Issue mma.3
+//       loop i, 0 started ahead
 //         steady
-//           Wait a_b
-//           Issue mma.3
-//           Join <= 1
-//           Release a_b (iteration -1)
-//         epilogue 0
-//           Join <= 0: acc
-//           Release a_b (iteration -1)
-//         plain
 //           Wait a_b
 //           Issue mma.3
 //           Join <= 0: acc
 //           Release a_b
 //       straight
-//         Run store.5
+//         Run store.6
 
 #define DEVICE __device__ __forceinline__
 #ifndef INFINITY
@@ -93,10 +72,8 @@ DEVICE void barrier_expect(unsigned bar, unsigned bytes) {
                ::"r"(bar), "r"(bytes) : "memory");
 }
 
-DEVICE void barrier_arrive_at(unsigned bar, unsigned cta) {
-  asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\n"
-               "mbarrier.arrive.shared::cluster.b64 _, [remote]; }"
-               ::"r"(bar), "r"(cta) : "memory");
+DEVICE void barrier_arrive(unsigned bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
 // Returns when the phase of that parity has completed (a fresh barrier: parity 1 at once).
@@ -111,17 +88,6 @@ DEVICE void fence_barrier_init() {
 }
 
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n"
-               "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-DEVICE unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 
 template <int kId, int kThreads> DEVICE void named_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
@@ -148,6 +114,16 @@ template <int kPending> DEVICE void store_wait_read() {
 DEVICE void stmatrix(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Every 8 x 8 matrix is transposed on its way: what a thread holds of a row goes down a column.
+DEVICE void stmatrix_transposed(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEVICE void stmatrix_transposed(unsigned at, unsigned a, unsigned b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -194,23 +170,17 @@ DEVICE void tma_load_2d(unsigned to, const TensorMap* map, unsigned bar, int c0,
                ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-DEVICE void tma_load_2d_multicast(unsigned to, const TensorMap* map, unsigned bar, int c0, int c1, unsigned short mask) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global"
-               ".mbarrier::complete_tx::bytes.multicast::cluster "
-               "[%0], [%1, {%3, %4}], [%2], %5;"
-               ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "h"(mask) : "memory");
-}
-
-DEVICE void wgmma_m64n192_bf16_ss_nt(float (&d)[96], unsigned long long a, unsigned long long b, int accumulate) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+DEVICE void wgmma_m64n200_bf16_ss_tn(float (&d)[100], unsigned long long a, unsigned long long b, int accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %102, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n200k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-      "%96, %97, p, 1, 1, 0, 1; }"
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
+      "%96, %97, %98, %99}, "
+      "%100, %101, p, 1, 1, 1, 0; }"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -222,7 +192,8 @@ DEVICE void wgmma_m64n192_bf16_ss_nt(float (&d)[96], unsigned long long a, unsig
         "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
         "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
         "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
+        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
@@ -231,7 +202,7 @@ DEVICE void tma_store_2d(const TensorMap* map, unsigned from, int c0, int c1) {
                "[%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) gemm(
+extern "C" __global__ void __launch_bounds__(384, 1) gemm(
     const __grid_constant__ TensorMap a_map,
     const __grid_constant__ TensorMap b_map,
     const __grid_constant__ TensorMap c_map,
@@ -241,41 +212,40 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
   extern __shared__ __align__(1024) unsigned char shared_raw[];
   const unsigned shared = (smem_address(shared_raw) + 1023u) & ~1023u;
   const unsigned a_b_base = shared + 0;
-  const unsigned a_b_full = shared + 212992;
-  const unsigned a_b_empty = shared + 213024;
-  const unsigned panels = shared + 163840;
+  const unsigned a_b_full = shared + 226304;
+  const unsigned a_b_empty = shared + 226328;
+  const unsigned panels = shared + 175104;
   const int warp_group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const unsigned lane = threadIdx.x % 32;
-  const unsigned rank = cluster_rank();
   if (threadIdx.x == 0) {
-    for (int s = 0; s < 4; ++s) {
+    for (int s = 0; s < 3; ++s) {
       barrier_init(a_b_full + s * 8, 1);
-      barrier_init(a_b_empty + s * 8, 16);
+      barrier_init(a_b_empty + s * 8, 8);
     }
     prefetch_map(&a_map);
     prefetch_map(&b_map);
     prefetch_map(&c_map);
     fence_barrier_init();
   }
-  cluster_sync();
+  __syncthreads();
   if (warp_group == 0) {
     // load: one thread starts every copy into shared memory
     registers_down<24>();
     if (threadIdx.x == 0) {
       Cursor a_b_cursor;
-      const int m_tile_count = (((m + 127) / 128) + 1) / 2;
-      const int n_tile_count = ((n + 191) / 192);
+      const int m_tile_count = ((m + 199) / 200);
+      const int n_tile_count = ((n + 255) / 256);
       const int tasks = m_tile_count * n_tile_count;
       #pragma unroll 1
-      for (int task = blockIdx.x / 2; task < tasks; task += gridDim.x / 2) {
+      for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
         int rest = task / (m_tile_count * n_tile_count);
         const int in_plane = task % (m_tile_count * n_tile_count);
-        const int band = in_plane / (8 * n_tile_count);
-        const int in_band = in_plane % (8 * n_tile_count);
-        const int band_rows = ::min(8, m_tile_count - band * 8);
-        const int m_tile_place = band * 8 + in_band % band_rows;
+        const int band = in_plane / (6 * n_tile_count);
+        const int in_band = in_plane % (6 * n_tile_count);
+        const int band_rows = ::min(6, m_tile_count - band * 6);
+        const int m_tile_place = band * 6 + in_band % band_rows;
         const int n_tile_place = in_band / band_rows;
-        const int m_tile = m_tile_place * 2 + static_cast<int>(rank);
+        const int m_tile = m_tile_place;
         const int n_tile = n_tile_place;
         {
           const int i_start = 0, i_stop = ((k + 63) / 64);
@@ -283,15 +253,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
           for (int i_ = i_start; i_ < i_stop; ++i_) {
             // Acquire a_b
             barrier_wait(a_b_empty + a_b_cursor.slot * 8, a_b_cursor.parity ^ 1);
-            barrier_expect(a_b_full + a_b_cursor.slot * 8, 40960);
-            // Fill load.1 into a_b  program.py:191
-            tma_load_2d(a_b_base + a_b_cursor.slot * 40960 + 0, &a_map, a_b_full + a_b_cursor.slot * 8, (i_ * 64), (m_tile * 128));
-            // Fill load.2 into a_b  program.py:193
-            tma_load_2d_multicast(a_b_base + a_b_cursor.slot * 40960 + 16384 + rank * 4096, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 192), (i_ * 64) + rank * 32, 3);
-            tma_load_2d_multicast(a_b_base + a_b_cursor.slot * 40960 + 24576 + rank * 4096, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 192) + 64, (i_ * 64) + rank * 32, 3);
-            tma_load_2d_multicast(a_b_base + a_b_cursor.slot * 40960 + 32768 + rank * 4096, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 192) + 128, (i_ * 64) + rank * 32, 3);
+            barrier_expect(a_b_full + a_b_cursor.slot * 8, 58368);
+            // Fill load.1 into a_b  program.py:196
+            tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 0, &a_map, a_b_full + a_b_cursor.slot * 8, (i_ * 64), (m_tile * 200));
+            // Fill load.2 into a_b  program.py:198
+            tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 25600, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256), (i_ * 64));
+            tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 33792, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256) + 64, (i_ * 64));
+            tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 41984, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256) + 128, (i_ * 64));
+            tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 50176, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256) + 192, (i_ * 64));
             // Publish a_b
-            advance<4>(a_b_cursor);
+            advance<3>(a_b_cursor);
           }
         }
       }
@@ -303,127 +274,104 @@ extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1) g
     const int thread_row = threadIdx.x % 128 / 32 * 16 + lane / 4;
     const int thread_col = lane % 4 * 2;
     Cursor a_b_cursor; unsigned a_b_oldest = 0;
-    const int m_tile_count = (((m + 127) / 128) + 1) / 2;
-    const int n_tile_count = ((n + 191) / 192);
+    const int m_tile_count = ((m + 199) / 200);
+    const int n_tile_count = ((n + 255) / 256);
     const int tasks = m_tile_count * n_tile_count;
     #pragma unroll 1
-    for (int task = blockIdx.x / 2; task < tasks; task += gridDim.x / 2) {
+    for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
       int rest = task / (m_tile_count * n_tile_count);
       const int in_plane = task % (m_tile_count * n_tile_count);
-      const int band = in_plane / (8 * n_tile_count);
-      const int in_band = in_plane % (8 * n_tile_count);
-      const int band_rows = ::min(8, m_tile_count - band * 8);
-      const int m_tile_place = band * 8 + in_band % band_rows;
+      const int band = in_plane / (6 * n_tile_count);
+      const int in_band = in_plane % (6 * n_tile_count);
+      const int band_rows = ::min(6, m_tile_count - band * 6);
+      const int m_tile_place = band * 6 + in_band % band_rows;
       const int n_tile_place = in_band / band_rows;
-      const int m_tile = m_tile_place * 2 + static_cast<int>(rank);
+      const int m_tile = m_tile_place;
       const int n_tile = n_tile_place;
-      float acc[1][96];
+      float acc[2][100];
       int acc_live = 0;
-      // Run fill.0  program.py:186
+      // Run fill.0  program.py:191
       acc_live = 0;
       {
         const int i_start = 0, i_stop = ((k + 63) / 64);
-        if (i_stop - i_start >= 1) {
-          {  // start iteration 0 ahead
-            // Wait a_b
-            barrier_wait(a_b_full + a_b_cursor.slot * 8, a_b_cursor.parity);
-            const unsigned a_b_at = in_block(a_b_base) + a_b_cursor.slot * 40960;
-            advance<4>(a_b_cursor);
-            // Issue mma.3  program.py:195
-            pin(acc);
-            wgmma_fence();
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10000, 0x40000040, a_b_at + part * 8192), descriptor(0x2000400, 0x40000040, a_b_at), acc_live);
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10002, 0x40000040, a_b_at + part * 8192), descriptor(0x2000480, 0x40000040, a_b_at), 1);
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10004, 0x40000040, a_b_at + part * 8192), descriptor(0x2000500, 0x40000040, a_b_at), 1);
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10006, 0x40000040, a_b_at + part * 8192), descriptor(0x2000580, 0x40000040, a_b_at), 1);
-            wgmma_commit();
-            acc_live = 1;
-          }
-          #pragma unroll 1
-          for (int i_ = i_start + 1; i_ < i_stop; ++i_) {
-            // Wait a_b
-            barrier_wait(a_b_full + a_b_cursor.slot * 8, a_b_cursor.parity);
-            const unsigned a_b_at = in_block(a_b_base) + a_b_cursor.slot * 40960;
-            advance<4>(a_b_cursor);
-            // Issue mma.3  program.py:195
-            pin(acc);
-            wgmma_fence();
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10000, 0x40000040, a_b_at + part * 8192), descriptor(0x2000400, 0x40000040, a_b_at), acc_live);
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10002, 0x40000040, a_b_at + part * 8192), descriptor(0x2000480, 0x40000040, a_b_at), 1);
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10004, 0x40000040, a_b_at + part * 8192), descriptor(0x2000500, 0x40000040, a_b_at), 1);
-            wgmma_m64n192_bf16_ss_nt(acc[0], descriptor(0x10006, 0x40000040, a_b_at + part * 8192), descriptor(0x2000580, 0x40000040, a_b_at), 1);
-            wgmma_commit();
-            acc_live = 1;
-            // Join <= 1
-            wgmma_wait<1>();
-            // Release a_b (iteration -1)
-            if (lane < 2) barrier_arrive_at(a_b_empty + a_b_oldest * 8, lane);
-            if (++a_b_oldest == 4) a_b_oldest = 0;
-          }
-          {  // finish what is in flight
-            // Join <= 0: acc
-            wgmma_wait<0>();
-            pin(acc);
-            // Release a_b (iteration -1)
-            if (lane < 2) barrier_arrive_at(a_b_empty + a_b_oldest * 8, lane);
-            if (++a_b_oldest == 4) a_b_oldest = 0;
-          }
+        #pragma unroll 1
+        for (int i_ = i_start; i_ < i_stop; ++i_) {
+          // Wait a_b
+          barrier_wait(a_b_full + a_b_cursor.slot * 8, a_b_cursor.parity);
+          const unsigned a_b_at = in_block(a_b_base) + a_b_cursor.slot * 58368;
+          advance<3>(a_b_cursor);
+          // Issue mma.3  program.py:200
+          pin(acc);
+          wgmma_fence();
+          wgmma_m64n200_bf16_ss_tn(acc[0], descriptor(0x2000640, 0x40000040, a_b_at + part * 16384), descriptor(0x10000, 0x40000040, a_b_at), acc_live);
+          wgmma_m64n200_bf16_ss_tn(acc[1], descriptor(0x2000840, 0x40000040, a_b_at + part * 16384), descriptor(0x10000, 0x40000040, a_b_at), acc_live);
+          wgmma_m64n200_bf16_ss_tn(acc[0], descriptor(0x20006c0, 0x40000040, a_b_at + part * 16384), descriptor(0x10002, 0x40000040, a_b_at), 1);
+          wgmma_m64n200_bf16_ss_tn(acc[1], descriptor(0x20008c0, 0x40000040, a_b_at + part * 16384), descriptor(0x10002, 0x40000040, a_b_at), 1);
+          wgmma_m64n200_bf16_ss_tn(acc[0], descriptor(0x2000740, 0x40000040, a_b_at + part * 16384), descriptor(0x10004, 0x40000040, a_b_at), 1);
+          wgmma_m64n200_bf16_ss_tn(acc[1], descriptor(0x2000940, 0x40000040, a_b_at + part * 16384), descriptor(0x10004, 0x40000040, a_b_at), 1);
+          wgmma_m64n200_bf16_ss_tn(acc[0], descriptor(0x20007c0, 0x40000040, a_b_at + part * 16384), descriptor(0x10006, 0x40000040, a_b_at), 1);
+          wgmma_m64n200_bf16_ss_tn(acc[1], descriptor(0x20009c0, 0x40000040, a_b_at + part * 16384), descriptor(0x10006, 0x40000040, a_b_at), 1);
+          wgmma_commit();
+          acc_live = 1;
+          // Join <= 0: acc
+          wgmma_wait<0>();
+          pin(acc);
+          // Release a_b
+          if (lane == 0) barrier_arrive(a_b_empty + a_b_oldest * 8);
+          if (++a_b_oldest == 3) a_b_oldest = 0;
         }
         if (!acc_live) {
           #pragma unroll
-          for (int t = 0; t < 1; ++t)
+          for (int t = 0; t < 2; ++t)
           #pragma unroll
-          for (int i = 0; i < 96; ++i)
+          for (int i = 0; i < 100; ++i)
               acc[t][i] = 0.0f;
         }
       }
-      // Run store.5  program.py:224
+      // Run store.6  program.py:231
       if (threadIdx.x % 128 == 0) store_wait_read<0>();
       if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
-      if ((n_tile * 192) + 0 < n) {
-        const unsigned panel = panels + part * 24576 + 0;
+      if ((n_tile * 256) + part * 128 < n && (m_tile * 200) + 0 < m) {
+        const unsigned panel = panels + part * 25600 + 0;
+        const unsigned corner = (lane / 16 * 8 + lane % 8) * 128 + (threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) * 16;
         #pragma unroll
-        for (int t = 0; t < 1; ++t)
-        #pragma unroll
-          for (int j = 0; j < 8; j += 2) {
-            const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-            const unsigned at = row * 128 + (j + lane / 16) * 16;
-            stmatrix(panel + t * 8192 + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[t][2 * (0 + 2 * j + 0)], acc[t][2 * (0 + 2 * j + 0) + 1]), pack_bf16(acc[t][2 * (0 + 2 * j + 1)], acc[t][2 * (0 + 2 * j + 1) + 1]), pack_bf16(acc[t][2 * (0 + 2 * j + 2)], acc[t][2 * (0 + 2 * j + 2) + 1]), pack_bf16(acc[t][2 * (0 + 2 * j + 3)], acc[t][2 * (0 + 2 * j + 3) + 1]));
-          }
+        for (int j = 0; j < 24; j += 2) {
+          const unsigned at = corner + j * 1024;
+          stmatrix_transposed(panel + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[0][2 * (2 * (j + 0) + 0)], acc[0][2 * (2 * (j + 0) + 0) + 1]), pack_bf16(acc[0][2 * (2 * (j + 0) + 1)], acc[0][2 * (2 * (j + 0) + 1) + 1]), pack_bf16(acc[0][2 * (2 * (j + 0) + 2)], acc[0][2 * (2 * (j + 0) + 2) + 1]), pack_bf16(acc[0][2 * (2 * (j + 0) + 3)], acc[0][2 * (2 * (j + 0) + 3) + 1]));
+        }
+        {
+          const unsigned at = corner + 24576;
+          stmatrix_transposed(panel + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[0][2 * (2 * (24) + 0)], acc[0][2 * (2 * (24) + 0) + 1]), pack_bf16(acc[0][2 * (2 * (24) + 1)], acc[0][2 * (2 * (24) + 1) + 1]));
+        }
+        fence_async();
       }
-      if ((n_tile * 192) + 64 < n) {
-        const unsigned panel = panels + part * 24576 + 8192;
-        #pragma unroll
-        for (int t = 0; t < 1; ++t)
-        #pragma unroll
-          for (int j = 0; j < 8; j += 2) {
-            const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-            const unsigned at = row * 128 + (j + lane / 16) * 16;
-            stmatrix(panel + t * 8192 + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[t][2 * (16 + 2 * j + 0)], acc[t][2 * (16 + 2 * j + 0) + 1]), pack_bf16(acc[t][2 * (16 + 2 * j + 1)], acc[t][2 * (16 + 2 * j + 1) + 1]), pack_bf16(acc[t][2 * (16 + 2 * j + 2)], acc[t][2 * (16 + 2 * j + 2) + 1]), pack_bf16(acc[t][2 * (16 + 2 * j + 3)], acc[t][2 * (16 + 2 * j + 3) + 1]));
-          }
-      }
-      if ((n_tile * 192) + 128 < n) {
-        const unsigned panel = panels + part * 24576 + 16384;
-        #pragma unroll
-        for (int t = 0; t < 1; ++t)
-        #pragma unroll
-          for (int j = 0; j < 8; j += 2) {
-            const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-            const unsigned at = row * 128 + (j + lane / 16) * 16;
-            stmatrix(panel + t * 8192 + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[t][2 * (32 + 2 * j + 0)], acc[t][2 * (32 + 2 * j + 0) + 1]), pack_bf16(acc[t][2 * (32 + 2 * j + 1)], acc[t][2 * (32 + 2 * j + 1) + 1]), pack_bf16(acc[t][2 * (32 + 2 * j + 2)], acc[t][2 * (32 + 2 * j + 2) + 1]), pack_bf16(acc[t][2 * (32 + 2 * j + 3)], acc[t][2 * (32 + 2 * j + 3) + 1]));
-          }
-      }
-      fence_async();
       if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
       if (threadIdx.x % 128 == 0) {
-        if ((n_tile * 192) + 0 < n) tma_store_2d(&c_map, panels + part * 24576 + 0, (n_tile * 192), (m_tile * 128) + part * 64);
-        if ((n_tile * 192) + 64 < n) tma_store_2d(&c_map, panels + part * 24576 + 8192, (n_tile * 192) + 64, (m_tile * 128) + part * 64);
-        if ((n_tile * 192) + 128 < n) tma_store_2d(&c_map, panels + part * 24576 + 16384, (n_tile * 192) + 128, (m_tile * 128) + part * 64);
+        if ((n_tile * 256) + part * 128 < n && (m_tile * 200) + 0 < m) tma_store_2d(&c_map, panels + part * 25600 + 0, (n_tile * 256) + part * 128, (m_tile * 200));
+        store_commit();
+      }
+      if (threadIdx.x % 128 == 0) store_wait_read<0>();
+      if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
+      if ((n_tile * 256) + part * 128 + 64 < n && (m_tile * 200) + 0 < m) {
+        const unsigned panel = panels + part * 25600 + 0;
+        const unsigned corner = (lane / 16 * 8 + lane % 8) * 128 + (threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) * 16;
+        #pragma unroll
+        for (int j = 0; j < 24; j += 2) {
+          const unsigned at = corner + j * 1024;
+          stmatrix_transposed(panel + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[1][2 * (2 * (j + 0) + 0)], acc[1][2 * (2 * (j + 0) + 0) + 1]), pack_bf16(acc[1][2 * (2 * (j + 0) + 1)], acc[1][2 * (2 * (j + 0) + 1) + 1]), pack_bf16(acc[1][2 * (2 * (j + 0) + 2)], acc[1][2 * (2 * (j + 0) + 2) + 1]), pack_bf16(acc[1][2 * (2 * (j + 0) + 3)], acc[1][2 * (2 * (j + 0) + 3) + 1]));
+        }
+        {
+          const unsigned at = corner + 24576;
+          stmatrix_transposed(panel + (at ^ (at >> 3 & 0x70)), pack_bf16(acc[1][2 * (2 * (24) + 0)], acc[1][2 * (2 * (24) + 0) + 1]), pack_bf16(acc[1][2 * (2 * (24) + 1)], acc[1][2 * (2 * (24) + 1) + 1]));
+        }
+        fence_async();
+      }
+      if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
+      if (threadIdx.x % 128 == 0) {
+        if ((n_tile * 256) + part * 128 + 64 < n && (m_tile * 200) + 0 < m) tma_store_2d(&c_map, panels + part * 25600 + 0, (n_tile * 256) + part * 128 + 64, (m_tile * 200));
         store_commit();
       }
     }
     store_wait_read<0>();
   }
-  // Peers may still signal barriers of this block.
-  cluster_sync();
 }

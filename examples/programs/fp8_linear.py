@@ -9,7 +9,10 @@ from warploom import tile as t
 from warploom.kernels import UserKernel
 
 
-def program(tile_m: int = t.tunable(128, 256, 192), tile_n: int = t.tunable(256, 128, 192)):
+def program(
+    tile_m: int = t.tunable(128, 256, 192, range(136, 192, 8), 200),
+    tile_n: int = t.tunable(256, 128, 192),
+):
     """x: [m, k], w: [n, k] in e4m3; scale_x: [m], scale_w: [n] in fp32; y: [m, n] in bf16."""
 
     def fp8_linear(x, w, scale_x, scale_w, y):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate_launch import NEAR, beside, fit, power_probes
+from bench.calibrate_launch import NEAR, beside, fit, placed, power_probes
 from warploom.machine import load
 
 OTHER = Path("bench/results/raw/launch-other-card-h200.json")
+PLACES = Path("bench/results/raw/launch-places-h200.json")
 RAW = Path("bench/results/raw/launch-h200.json")
 
 
@@ -37,6 +38,14 @@ def test_the_machine_data_are_what_the_raw_figures_say() -> None:
     lanes = (found["ffma"] + found["ex2"] + found["fmax"]) / 3
     assert machine.value("energy.instruction") == pytest.approx(lanes, rel=0.01)
     assert max(map(abs, residuals.values())) < 0.015
+
+
+def test_energies_of_places_in_a_line_are_what_the_raw_figures_say() -> None:
+    raw, machine = json.loads(PLACES.read_text()), load("h200")
+    for place, more in placed(raw, machine.value("energy.exponent")).items():
+        assert machine.value(f"energy.copy_{place}") == pytest.approx(more, rel=0.02), place
+    pairs = [row["us"] for row in raw["launches"] if row["cluster"] == 2]
+    assert machine.value("launch.gap_clusters") == pytest.approx(sum(pairs) / 2, abs=0.01)
 
 
 def test_energies_that_were_put_in_come_out() -> None:

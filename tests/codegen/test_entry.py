@@ -30,25 +30,12 @@ def source():
 
 
 @pytest.mark.parametrize(
-    ("threads", "columns", "resident", "declared"),
-    [
-        *[(384, 256, 1, 384), (512, 200, 1, 512), (512, 208, 1, 384), (512, 256, 1, 384)],
-        *[(256, 256, 1, 256), (256, 256, 2, 128), (384, 128, 2, 256), (384, 96, 2, 384)],
-    ],
+    ("threads", "columns", "declared"),
+    [(384, 256, 384), (512, 200, 512), (512, 208, 384), (512, 256, 384), (256, 256, 256)],
 )
-def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, resident, declared):
-    assert threads_for(threads, columns, resident) == declared
-    assert threads_for(threads, 0, resident) == threads
-
-
-def test_two_blocks_on_an_sm_begin_with_half_of_its_registers():
-    launch = LaunchPlan(split="m", resident=2, store="direct")
-    source = emit(
-        lowered(gemm(GemmConfig(tile=(128, 128, 64))), Policy("inflight", launch, groups=2))
-    )
-    assert (source.threads, source.declared_threads, source.resident) == (384, 256, 2)
-    kernel = decode(parse(compile_source(source, "sm_90a")[0]))
-    assert kernel.code.registers == entry_registers(384, resident=2) == 80
+def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, declared):
+    assert threads_for(threads, columns) == declared
+    assert threads_for(threads, 0) == threads
 
 
 def test_the_image_begins_with_what_its_blocks_have(source):

@@ -42,6 +42,7 @@ from warploom.machine import load
 from warploom.perf.launch_tasks import WAVES, makespan
 from warploom.perf.launch_time import Launch, LaunchTime, why_slower
 from warploom.perf.replay import Ends, Prediction, Replay, matmul_of
+from warploom.schedule.model.costs import costs
 
 FILE = "examples/textbook_attention.py:kernel"
 SIZES = {"batch": 4, "heads": 16, "rows": 4096, "keys": 4096, "d": 128}
@@ -454,22 +455,25 @@ def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     assert 123 + joules / (alone.microseconds * 1e-6) == pytest.approx(700, rel=0.01)
 
 
-def test_rows_that_begin_inside_of_a_sector_come_slowly() -> None:
-    """Tiles 200 elements wide: every other one begins 16 B into a sector."""
-    space, sizes = Space("gemm", {}), {"m": 4096, "n": 4000, "k": 4096}
+def test_rows_come_as_fast_as_the_places_of_a_line_allow_where_they_begin() -> None:
+    """Tiles 200 elements wide, of rows of several lengths: every row is counted."""
+    space, table = Space("gemm", {}), costs("h200")
+    point = Point((("tile", "256,200"),), (), "lcsf-early", ("groups=2",))
 
-    def links(columns: int, **other: int) -> set[int]:
-        point = Point((("tile", f"256,{columns}"),), (), "lcsf-early", ("groups=2",))
-        laid_out = space.laid_out(space.rewritten(point), point)
-        launch = Launch(*laid_out, sizes | other, "h200")
-        (cycles,) = launch.link
-        return {round(float(one)) for one in cycles}
+    def rate(place: int) -> float:
+        if place % 32 == 0:
+            return table.value("load.per_kib_sector" if place else "load.per_kib")
+        return table.value("load.per_kib_beside" if place in (16, 112) else "load.per_kib_inside")
 
-    even, odd = sorted(links(200))
-    assert even > 0 and odd > 2 * even
-    assert len(links(192)) == 1 and len(links(208)) == 1
-    (every,) = links(200, n=4008)  # rows of the array do, half of them in every tile
-    assert even < every < odd
+    for n in (4096, 4000, 4016, 4008):
+        sizes = {"m": 256, "n": n, "k": 4096}
+        launch = Launch(*space.laid_out(space.rewritten(point), point), sizes, "h200")
+        first, second = (launch._own[strip.op.label] for strip in launch.strips)
+        assert first == pytest.approx(rate(0))  # 8192 B a row
+        assert len(second) == -(-n // 200)
+        for tile, found in enumerate(second):
+            rows = [rate((2 * n * row + 400 * tile) % 128) for row in range(64)]
+            assert found == pytest.approx(sum(rows) / len(rows))
 
 
 def test_sums_that_a_cluster_exchanges_take_their_time() -> None:

@@ -430,6 +430,7 @@ RECURRENT_GRADIENTS = {
     "gla": ("keys", "queries"),
     "gated-delta": ("values", "rest"),
 }
+WAITING = ("named_arrive<", "named_sync<")  # where both sides of a barrier reach it
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -490,6 +491,11 @@ CASES: dict[str, Callable[[], Case]] = {
         for part in ("prepare", "main", "finish")
     },
     "backward-full": lambda: gradients("main", 200, 300),
+    # Groups that arrive and do not wait: racecheck takes no order from that, from waiting it does.
+    "backward-full-waiting": lambda: replace(gradients("main", 200, 300), edit=WAITING),
+    "backward-fp16-waiting": lambda: replace(
+        gradients("main", 200, 300, head_dim=64, dtype=FP16), edit=WAITING
+    ),
     "backward-grouped": lambda: gradients("main", 300, 300, heads=4, causal=True, group=2),
     "backward-window": lambda: gradients("main", 400, 400, causal=True, window=100),
     "backward-64": lambda: gradients("main", 300, 300, head_dim=64, causal=True),

@@ -75,7 +75,8 @@ def error_of(config, m, n, k, seed=0):
     a=st.sampled_from(["mk", "km"]), b=st.sampled_from(["kn", "nk"]),
     dtype=st.sampled_from([BF16, FP16, E4M3]), activation=st.sampled_from(sorted(ACTIVATIONS)),
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
-    scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
+    scale=st.sampled_from([1.0, 0.25]), scales=st.sampled_from(["", "one", "rows"]),
+    gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
     flying=st.integers(1, 3), swap_ab=st.booleans(), in_cluster=st.booleans(),
 )  # fmt: skip
@@ -86,7 +87,8 @@ def test_gemm_is_close_to_float64_at_any_size(
     plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
-        batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
+        batched=batched and plain and scales != "rows", scale=scale, scales=scales == "one",
+        row_scales=scales == "rows", gate=gate, dual=dual and plain,
         promote=promote, slices=slices, tile=(32, 32, 16) if plain else (24, 24, 16),
         swap_ab=swap_ab, in_cluster=in_cluster and not plain,
         products_in_flight=flying if promote and not (dual and plain) else 1,
@@ -273,7 +275,7 @@ def test_cluster_reductions_that_cannot_be_are_refused():
         with pytest.raises(InputError, match="so they must be a cluster"):
             emit(lowered(program, Policy("inflight", launch, groups=groups, depth=2)))
     narrow = trace(_narrow, GemmConfig().arrays, name="narrow")
-    launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
+    launch = LaunchPlan(split="m", store="direct", cluster=("slices_tile", 4))
     with pytest.raises(InputError, match="parts of a multiple of 8"):
         emit(lowered(narrow, Policy("inflight", launch, groups=groups, depth=2)))
     with pytest.raises(InputError, match="expected a width that 42 is a multiple of"):

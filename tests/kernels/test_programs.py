@@ -5,7 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.codegen import emulate
 
+from warploom.autosched.plans import values
+from warploom.autosched.points import Point
 from warploom.engine.points import Space
 from warploom.kernels.check import checked
 from warploom.kernels.library import configure
@@ -79,3 +82,39 @@ def test_the_two_kernels_of_a_loss_give_it(rows, tokens, depth) -> None:
     want = highest + np.log(np.exp(logits - highest[:, None]).sum(1))
     want -= logits[np.arange(rows), targets]
     np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-4)
+
+
+SHARED = {  # points whose vectors go through shared memory, of one task after another in a block
+    "layernorm_gelu": ("tile_m=128 tile_n=128", "inflight", ("panels=4",)),
+    "fp8_linear": ("tile_m=128 tile_n=128", "lcsf", ("store=direct",)),
+}
+
+
+def test_vectors_that_groups_share_are_those_of_the_task() -> None:
+    """On the emulated machine, of whose threads any may be late: a task's vectors are not there
+    before all have read those of the task before."""
+    cases = []
+    for name, (tile, order, plan) in SHARED.items():
+        space = Space(f"{FOLDER}/{name}.py:kernel", {})
+        sizes = tuple(word.split("=") for word in tile.split())
+        point = Point(tuple(map(tuple, sizes)), (), order, (*plan, "vectors=shared"))
+        selected = space.selected(point, "h200")
+        assert values(selected.program, "vectors") == ("shared",)
+        assert selected.emitted().text.count("_shared[") > 2
+        cases.append((space, name, selected))
+    library = emulate.compile_all([selected.emitted() for *_, selected in cases], None)
+    for number, (space, name, selected) in enumerate(cases):
+        shape = configure(space.name, settings(PROGRAMS[name][1][0]))[1]
+        arrays = space.entry.arrays(selected.program, shape, 1)
+        wanted = interpret(selected.program, arrays)["y"]
+        for seed in range(3):
+            got = emulate.run(
+                library, number, selected.emitted(), selected.program, arrays, {}, 1, seed
+            )["y"]
+            assert np.abs(got - wanted).max() <= 2e-2 * np.abs(wanted).max(), (name, seed)
+
+
+def test_programs_without_such_vectors_have_no_such_choice() -> None:
+    for name in ("rmsnorm_linear", "swiglu", "batched_gemm"):
+        space = Space(f"{FOLDER}/{name}.py:kernel", {})
+        assert values(space.textbook(next(iter(space.sizes()))), "vectors") == ()

@@ -26,14 +26,27 @@ from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.loops import natural_loops
 from warploom.tile import BF16, FP32, INT32, interpret
+from warploom.tile.widen import widened
 
 PERSISTENT, AGAIN = LaunchPlan(), frozenset({"again"})
 ALL = frozenset({"bias", "residual"})
 GRID = LaunchPlan(persistent=False)
 
 
-def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64, staged=False):
-    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned, staged)
+def small(
+    lanes,
+    vector,
+    cluster=1,
+    stages=1,
+    launch=GRID,
+    aligned=True,
+    threads=64,
+    staged=False,
+    last=False,
+):
+    return SimtSchedule(
+        "small", threads, lanes, vector, launch, cluster, stages, aligned, staged, last
+    )
 
 
 # name: operation, columns, rows, rows a task, options, schedule (None: the chosen one)
@@ -73,6 +86,17 @@ CASES = {
     "staged to fp8": ("layernorm", 264, 5, 1, (*ALL, "fp8"), small(64, 8, staged=True)),
     "staged and picked": ("cross_entropy", 1032, 6, 1, (), small(64, 8, cluster=2, staged=True)),
     "staged in place": ("cross_entropy_both", 1032, 6, 1, (), small(64, 8, 2, staged=True)),
+    "evicted last": ("rmsnorm", 264, 5, 2, ("residual",), small(32, 8, last=True)),
+    "copies evicted last": ("rmsnorm_backward", 264, 7, 1, (), small(32, 8, stages=2, last=True)),
+    "staged and evicted last": (
+        "softmax_backward",
+        520,
+        5,
+        1,
+        (),
+        small(64, 8, staged=True, last=True),
+    ),
+    "no line to evict last": ("softmax", 101, 6, 1, (), small(32, 1, last=True)),
     "staged logarithm": ("softmax", 776, 3, 1, ("log",), small(64, 8, staged=True)),
 }
 
@@ -241,6 +265,16 @@ def test_the_next_row_is_loaded_while_this_one_is_worked_on():
     assert not any(one.control.wait >> board & 1 for one in behind[:exchanged] for board in boards)
 
 
+def test_lines_of_16_bytes_are_what_leaves_l2_last():
+    found = {}
+    for name in ("evicted last", "copies evicted last", "no line to evict last", "staged"):
+        program, schedule, _ = case(name)
+        text = emit_simt(program, schedule, "sm_90a").text
+        body = text[text.index("extern") :]
+        found[name] = [body.count(f"{call}_last") for call in ("read", "copy")]
+    assert list(found.values()) == [[3, 0], [0, 4], [0, 0], [0, 0]]
+
+
 def test_what_is_loaded_again_is_copied_once():
     program, schedule, _ = case("loaded again")
     ahead = simt_facts(program, schedule, "sm_90a").ahead
@@ -266,7 +300,7 @@ def test_a_plan_is_of_the_nearest_row_that_was_measured():
         assert plan_of(wide) == plans[name]
     near = plans[fastest["softmax", (), 131072]]
     assert plan_of(RowConfig("softmax", 131072 + 64)) == near
-    assert plan_of(RowConfig("softmax", 262144)) is plan_of(RowConfig("softmax", 5003)) is None
+    assert plan_of(RowConfig("softmax", 262144)) is plan_of(RowConfig("softmax", 101)) is None
 
 
 @pytest.mark.parametrize(
@@ -463,3 +497,64 @@ def test_a_kernel_that_spills_gets_more_registers_then_more_threads(monkeypatch)
     enough = 9
     with pytest.raises(Spills, match="try 5"):
         choose.built_rows(RowConfig("softmax", 16384))
+
+
+GRADIENTS = {
+    "rmsnorm": (),
+    "rmsnorm again": ("bias", "residual"),
+    "rmsnorm dropout": ("residual", "dropout"),
+    "layernorm": ("bias",),
+    "layernorm again": ("residual",),
+    "layernorm dropout": ("residual", "dropout"),
+    "softmax": (),
+    "softmax log": ("log",),
+    "cross_entropy": (),
+    "gated": (),
+    "gated gelu": ("gelu",),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_the_slopes_of_the_forward_pass(name):
+    """Central differences of the forward program in float64, along a random direction of every
+    operand, beside what the backward program says of it."""
+    op, options = name.split()[0], frozenset(GRADIENTS[name])
+    random, scalars = np.random.default_rng(5), {"eps": 1e-3, "p": 0.3}
+    sizes = {"m": 3, "n": 24, "parts": 2, "words": 1, "seeds": 2}
+
+    def run(which, more, values):
+        program = widened(row_program(RowConfig(which, 24, options=frozenset(more))))
+        given = {var.name: scalars[var.name] for var in program.scalars}
+        shapes = {one.name: [sizes[dim] for dim in one.dims] for one in program.arrays}
+        results = {key: np.zeros(shape) for key, shape in shapes.items()}
+        return interpret(program, results | {k: values[k] for k in shapes if k in values}, given)
+
+    names = {"gated": ("gate", "up"), "cross_entropy": ("x",), "softmax": ("x",)}
+    extra = [("bias", "b"), ("residual", "residual")]
+    operands = names.get(op) or ("x", "w", *(what for option, what in extra if option in options))
+    values = {key: random.normal(size=24 if key in "wb" else (3, 24)) for key in operands}
+    values |= {"seed": np.array([3, 5]), "target": np.array([[4], [-100], [23]])}
+    results = [key for key in ("y", "summed", "loss") if key in run(op, options, values)]
+    weights = {key: random.normal(size=(3, 24)[: 1 + (key != "loss")]) for key in results}
+
+    def total(values):
+        made = run(op, options, values)
+        return sum(float((weights[key] * made[key]).sum()) for key in results)
+
+    made = run(op, options, values)
+    kept = {key: made[key] for key in ("y", "rstd", "mean", "lse") if key in made}
+    given = values | kept | {"dy": weights.get("y"), "dloss": weights.get("loss")}
+    if "summed" in made:
+        given |= {"x": made["summed"], "dsummed": weights["summed"]}
+    more = options | ({"again"} if "again" in name else set())
+    found = run(f"{op}_backward", more - {"bias"} if op == "softmax" else more, given)
+    gradients = {
+        "x": "dx", "w": "dw_parts", "b": "db_parts", "gate": "dgate", "up": "dup",
+        "residual": "dresidual" if "dropout" in options else "dx",
+    }  # fmt: skip
+    for key in operands:
+        along, step = random.normal(size=values[key].shape), 1e-5
+        ahead, back = (total(values | {key: values[key] + way * along}) for way in (step, -step))
+        said = found[gradients[key]]
+        said = said.sum(0) if "parts" in gradients[key] else said
+        assert np.isclose((said * along).sum(), (ahead - back) / (2 * step), rtol=1e-6), key

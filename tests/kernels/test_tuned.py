@@ -20,7 +20,7 @@ from warploom.perf.launch_time import MODEL
 
 TABLES = {"attention": ATTENTION, "gemm": GEMM}
 # Mean, second largest and largest loss at sizes that have no row of their own.
-LOST = {"attention": (0.012, 0.1, 0.13), "gemm": (0.025, 0.1, 0.28)}
+LOST = {"attention": (0.012, 0.1, 0.13), "gemm": (0.015, 0.1, 0.1)}
 BOTH = pytest.mark.parametrize("name", TABLES)
 SIZES = st.integers(1, 12000)
 
@@ -45,7 +45,7 @@ def test_an_entry_without_rows_is_refused(tmp_path):
     path = tmp_path / "gemm.toml"
     path.write_text(as_toml(GEMM.variants, known))
     table = Table(path, GEMM.template, GEMM.kinds, GEMM.fallback)
-    with pytest.raises(InputError, match="16-bit: no row tells why 104x128-swap-ab is here"):
+    with pytest.raises(InputError, match=r"16-bit: no row tells why \S+ is here"):
         table.known  # noqa: B018 (read when asked for)
 
 

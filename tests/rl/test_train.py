@@ -45,12 +45,12 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def test_training_in_pieces_is_training_at_once(cubin_of: CubinOf, tmp_path: Path) -> None:
-    whole = Trainer([make_env(cubin_of(RMSNORM), profile=SMALL)], SMALL, 1, tmp_path / "a", 16)
+    whole = Trainer(make_env(cubin_of(RMSNORM), profile=SMALL), SMALL, 1, tmp_path / "a", 16)
     whole.learn()
-    first = Trainer([make_env(cubin_of(RMSNORM), profile=SMALL)], SMALL, 1, tmp_path / "b", 16)
+    first = Trainer(make_env(cubin_of(RMSNORM), profile=SMALL), SMALL, 1, tmp_path / "b", 16)
     first.learn(8)
     assert not equal(saved(tmp_path / "a"), saved(tmp_path / "b"))
-    second = Trainer([make_env(cubin_of(RMSNORM), profile=SMALL)], SMALL, 1, tmp_path / "b", 16)
+    second = Trainer(make_env(cubin_of(RMSNORM), profile=SMALL), SMALL, 1, tmp_path / "b", 16)
     second.resume()
     second.learn()
     assert equal(saved(tmp_path / "a"), saved(tmp_path / "b"))
@@ -59,25 +59,24 @@ def test_training_in_pieces_is_training_at_once(cubin_of: CubinOf, tmp_path: Pat
 
 def test_a_checkpoint_of_another_training_is_refused(cubin_of: CubinOf, tmp_path: Path) -> None:
     cubin = cubin_of(RMSNORM)
-    Trainer([make_env(cubin, profile=SMALL)], SMALL, 1, tmp_path, 8).learn()
+    Trainer(make_env(cubin, profile=SMALL), SMALL, 1, tmp_path, 8).learn()
     with pytest.raises(InputError, match="seed is 1, here it is 2"):
-        Trainer([make_env(cubin, profile=SMALL)], SMALL, 2, tmp_path).resume()
+        Trainer(make_env(cubin, profile=SMALL), SMALL, 2, tmp_path).resume()
     (tmp_path / CHECKPOINT).write_bytes(b"nonsense")
     with pytest.raises(InputError, match="not a checkpoint"):
-        Trainer([make_env(cubin, profile=SMALL)], SMALL, 1, tmp_path).resume()
+        Trainer(make_env(cubin, profile=SMALL), SMALL, 1, tmp_path).resume()
 
 
 def test_one_policy_plays_kernels_of_any_size(cubin_of: CubinOf, tmp_path: Path) -> None:
-    kernels = (RMSNORM, "triton_layernorm_1x4096_w8_s1_sm90")
-    envs = [make_env(cubin_of(name), profile=SMALL) for name in kernels]
-    Trainer(envs, SMALL, 0, tmp_path, 16).learn()
+    Trainer(make_env(cubin_of(RMSNORM), profile=SMALL), SMALL, 0, tmp_path, 16).learn()
     wider: Profile = replace(SMALL, lines=160)
-    other = Trainer([make_env(cubin_of(RMSNORM), profile=wider)], wider, 0)
+    layernorm = cubin_of("triton_layernorm_1x4096_w8_s1_sm90")
+    other = Trainer(make_env(layernorm, profile=wider), wider, 0)
     other.start_from(tmp_path / CHECKPOINT)
     weights = saved(tmp_path)["policy"]
     assert all(torch.equal(v, weights[k]) for k, v in other.model.policy.state_dict().items())
     with pytest.raises(InputError, match="not 'cuasmrl'"):
-        Trainer([make_env(cubin_of(RMSNORM), profile=CUASMRL)], CUASMRL).start_from(
+        Trainer(make_env(cubin_of(RMSNORM), profile=CUASMRL), CUASMRL).start_from(
             tmp_path / CHECKPOINT
         )
 

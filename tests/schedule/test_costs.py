@@ -11,13 +11,15 @@ from bench import calibrate_fit, calibrate_launch
 from warploom.schedule.model.costs import costs
 
 LAUNCH = Path(__file__).parents[2] / "bench/results/raw/launch-h200.json"
+PLACES = LAUNCH.with_name("launch-places-h200.json")
 RAW = Path(__file__).parents[2] / "bench/results/raw/schedule-costs-h200.json"
 
 
 @pytest.fixture(name="fitted")
 def fitted_costs() -> dict[str, tuple[float, float, float, str]]:
     fits = calibrate_fit.costs(json.loads(RAW.read_text()))
-    fits |= calibrate_launch.costs(json.loads(LAUNCH.read_text()))
+    for raw in (LAUNCH, PLACES):
+        fits |= calibrate_launch.costs(json.loads(raw.read_text()))
     return {name: (fit.value, fit.low, fit.high, fit.unit) for name, fit in fits.items()}
 
 
@@ -34,9 +36,10 @@ def test_the_table_is_the_fit_of_the_raw_figures(
     assert {name for name, cost in table.items() if cost.kind == "assumed"} == {
         "registers.reserved"
     }
-    late = calibrate_launch.costs(json.loads(LAUNCH.read_text()))
-    for name in fitted:
-        raw = LAUNCH if name in late else RAW
+    files = dict.fromkeys(fitted, RAW)
+    for raw in (LAUNCH, PLACES):
+        files |= dict.fromkeys(calibrate_launch.costs(json.loads(raw.read_text())), raw)
+    for name, raw in files.items():
         device = json.loads(raw.read_text())["device"]
         assert (
             device["name"] in table[name].source and device["driver_version"] in table[name].source

@@ -21,6 +21,7 @@ loops that get longer along the grid, tiles loaded once a task.
     depth      slots of the rings, at most; without it as many as fit
     registers  of a thread that loads; the others go to those that compute
     launch     dependent: the kernel begins while the one before it ends
+    vectors    shared: those along columns that are loaded outside of loops go through shared memory
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from warploom.autosched.schedules import Policy
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.vectors import loaded_vectors
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, sum_loop
@@ -49,7 +51,7 @@ GRID = (
 )  # options that leave the loops' code as it is
 CODE = (
     *("task", "panels", "rows", "store", "release", "resident"),
-    *("groups", "depth", "registers", "launch"),
+    *("groups", "depth", "registers", "launch", "vectors"),
 )
 RASTERS, CLUSTERS, SLICES = (4, 6, 8, 12, 16), (2, 4, 8), (2, 4, 6, 8)
 PARTS = (2, 3, 4, 6, 8, 12, 16)
@@ -244,6 +246,14 @@ def stored_across(program: Program) -> bool:
     return any(op.spans[-1].axis in rows for op in stores)
 
 
+def vectors_of_results(program: Program) -> frozenset[str]:
+    """Vectors along the columns of sums that are loaded outside of loops for elementwise ops."""
+    sums = [op.dst.type for op in program.ops() if op.kind == "mma" and op.dst is not None]
+    outside = [item for item in program.body if isinstance(item, Op) and item.kind == "load"]
+    names = loaded_vectors(program, frozenset(kind.names[-1] for kind in sums))
+    return names & {op.dst.name for op in outside if op.dst is not None}
+
+
 def most_groups(program: Program) -> int:
     """Compute groups of a block where every 64 rows have one."""
     rows = [op.dst.type.shape[0] for op in program.ops() if op.kind == "mma" and op.dst is not None]
@@ -321,6 +331,7 @@ _VALUES: Mapping[str, Callable[[Program], Sequence[object]]] = {
     "depth": lambda program: DEPTHS,
     "registers": lambda program: LOADERS,
     "launch": lambda program: ("dependent",),
+    "vectors": lambda program: ("shared",) if vectors_of_results(program) else (),
 }
 _OPTIONS = {
     "balance": _balance,
@@ -335,4 +346,5 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "release": ("early_release", bool),
     "resident": ("resident", int),
     "launch": ("dependent", bool),
+    "vectors": ("share_vectors", bool),
 }

@@ -179,7 +179,7 @@ def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
     if not plan.split and policy.groups != 1:
         plan = plan.with_options(split=row_axis(program))
     count = policy.groups or _groups(program, plan.split)
-    placement = place(program, plan.split, count, policy.vectors, plan.in_turn)
+    placement = place(program, plan.split, count, policy.vectors, plan.in_turn, plan.share_vectors)
     own = groups(count, policy.registers, plan.resident)
     depth = policy.depth or SLOTS.get(order, MOST_DEPTH)
     if depth > LEAST_FITTED:

@@ -190,7 +190,7 @@ def _solved(
     search: Search,
     registers: tuple[int, int] | None,
 ) -> KernelSchedule:
-    placement = place(program, plan.split, parts)
+    placement = place(program, plan.split, parts, share_vectors=plan.share_vectors)
     program = placement.program
     fixed = fixed_bytes(placement, plan)
     problems = [_extracted(placement, plan, table, fixed, loop) for loop in program.loops()]

@@ -255,7 +255,8 @@ FORMS: list[tuple[str, Make]] = [
     (r"cp\.async\.bulk\.wait_group\.read", _said("machine::bulk_wait({u0}, true);")),
     (r"cp\.async\.bulk\.wait_group", _said("machine::bulk_wait({u0}, false);")),
     (
-        r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::\w+)?(?:\.L2::cache_hint)?",
+        r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::(?!cache_hint)\w+)?"
+        r"(\.L2::cache_hint)?",
         copy_async,
     ),
     (r"cp\.async\.commit_group", _said("machine::copies_commit();")),

@@ -82,8 +82,8 @@ def store_async(call: Call) -> str:
 
 
 def copy_async(call: Call) -> str:
-    bytes_ = call.u32(2)
-    count = call.u32(3) if len(call.ops) > 3 else bytes_
+    bytes_, hinted = call.u32(2), bool(call.groups[0])  # a policy comes last
+    count = call.u32(3) if len(call.ops) - hinted > 3 else bytes_
     source = f"reinterpret_cast<const void*>({call.mem(1, 'uint64_t')})"
     return f"machine::copy_async({call.mem(0)}, {source}, {bytes_}, {count});"
 

@@ -17,6 +17,7 @@ SPECIAL = {
     "ntid.x": "blockDim.x", "ctaid.x": "blockIdx.x", "ctaid.y": "blockIdx.y",
     "ctaid.z": "blockIdx.z", "nctaid.x": "gridDim.x", "nctaid.y": "gridDim.y",
     "laneid": "ptx::lane()", "warpid": "ptx::warp()", "smid": "blockIdx.x",
+    "lanemask_gt": "(~1u << ptx::lane())", "lanemask_le": "~(~1u << ptx::lane())",
     "cluster_ctarank": "machine::rank_in_cluster()",
     "cluster_ctaid.x": "machine::rank_in_cluster()",
     "cluster_nctarank": "machine::blocks_of_cluster()",

@@ -12,6 +12,7 @@ from functools import cached_property
 from math import inf, prod
 from typing import Any
 
+from warploom.autosched.plans import values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
@@ -149,7 +150,7 @@ class Facts:
         if time is None or replay is None:
             return []
         boost, name = self.machine.value("clock.boost"), self.result.settings.name
-        overlaps = self.launch.plan.overlap_next_task
+        may_overlap = "overlap" in values(self.launch.program, "task")
         bound = sum(one.bound for one in replay.loops.values())
         if not bound or not time.busy:
             return []
@@ -167,7 +168,9 @@ class Facts:
             Loss(
                 f"beginnings and ends of tasks: {time.overhead:.1%} of their time",
                 1.0 / (1.0 - time.overhead) if time.overhead < 1.0 else inf,
-                "longer tasks" if overlaps else "overlap_next_task of the launch plan",
+                "the plan's option task=overlap"
+                if may_overlap and not self.launch.plan.overlap_next_task
+                else "larger tiles, so that tasks are longer",
             ),
             Loss(
                 f"the clock: {time.mhz:,.0f} of {boost:,.0f} MHz fit the power limit",
@@ -231,6 +234,8 @@ class Facts:
         elif best.measured is not None or self.recorded:
             how += "; it was not measured at these sizes, this one was"
         share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
+        if share.startswith("0.0%"):
+            share = f"as long {how}"
         told = f"The next of {len(self.rivals)} kernels, {after.name}, takes {share}."
         if self.result.space and how == "as predicted" and 1.0 > ratio >= 1.0 / TIE:
             return f"{told} The model errs by more: of those that tie the plainest was built."

@@ -280,54 +280,67 @@ def scaled_mm(
     Raises `InputError` for what no kernel takes.
     """
     _refuse("scaled_mm", bias, scale_result)
-    if scale_a.numel() > 1 or scale_b.numel() > 1:
+    several = scale_a.numel() > 1 or scale_b.numel() > 1
+    if several and _scales(mat_a, mat_b, scale_a, scale_b)[0] != "rows":
         return _operator(
             mat_a, mat_b, None, None, scale_a, scale_b, out_dtype, use_fast_accum, False, 0
         )
-    return _by_one(mat_a, mat_b, scale_a, scale_b, out_dtype, use_fast_accum)
+    return _whole(mat_a, mat_b, scale_a, scale_b, out_dtype, use_fast_accum)
 
 
-ONE = "warploom::scaled_mm"
-ONE_SCHEMA = (
+WHOLE = "warploom::scaled_mm"
+WHOLE_SCHEMA = (
     "(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, "
     "bool use_fast_accum=False) -> Tensor"
 )
 
 
-def _one_config(*args: Any) -> GemmConfig:
+def _whole_config(*args: Any) -> GemmConfig:
+    """Of a product whose scales leave its sums: they are factors of the result."""
     mat_a, mat_b, scale_a, scale_b, out_dtype, use_fast_accum = args
-    found = _config(mat_a, mat_b, None, None, None, None, out_dtype, use_fast_accum, False, 0)
+    rows = scale_a.numel() > 1 or scale_b.numel() > 1
+    scales = (scale_a, scale_b) if rows else (None, None)
+    found = _config(mat_a, mat_b, None, None, *scales, out_dtype, use_fast_accum, False, 0)
     if found.dtype.bits != 8 or not scale_a.dtype == scale_b.dtype == torch.float32:
         raise InputError(
             f"scaled_mm of {mat_a.dtype} with scales of {scale_a.dtype} and {scale_b.dtype}: "
             "expected 8-bit elements and float32"
         )
     return GemmConfig(
-        dtype=found.dtype, out=found.out, b="nk", scales=True, promote=not use_fast_accum
+        dtype=found.dtype,
+        out=found.out,
+        b="nk",
+        scales=not rows,
+        row_scales=rows,
+        promote=not use_fast_accum,
     )
 
 
-def _fill_one(base: GemmConfig, out: Any, *args: Any) -> None:
+def _fill_whole(base: GemmConfig, out: Any, *args: Any) -> None:
     mat_a, mat_b, scale_a, scale_b, *_ = args
     if mat_a.shape[1] == 0:
         out.zero_()
         return
     choice = choose_gemm(*out.shape, mat_a.shape[1], base)
-    scales = {"scale_a": scale_a.reshape(1), "scale_b": scale_b.reshape(1)}
-    arrays = {"a": mat_a, "b": mat_b.t(), "c": out, **scales}
-    launch(*variant_kernel("gemm", choice, base), arrays)
+    scales = {"scale_a": _row(scale_a), "scale_b": _row(scale_b)}
+    launch(*variant_kernel("gemm", choice, base), {"a": mat_a, "b": mat_b.t(), "c": out, **scales})
 
 
-def _one_result(base: GemmConfig, mat_a: Any, mat_b: Any, *_: Any) -> Any:
+def _row(scales: Any) -> Any:
+    """All of them next to each other."""
+    return scales.reshape(-1).contiguous()
+
+
+def _whole_result(base: GemmConfig, mat_a: Any, mat_b: Any, *_: Any) -> Any:
     kind = getattr(torch, base.out.library)
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=kind)
 
 
-_by_one = operator(
-    ONE,
-    ONE_SCHEMA,
-    *steps(_one_config, _one_result, _fill_one),
-    refuse_backward(ONE, "detach its arguments"),
+_whole = operator(
+    WHOLE,
+    WHOLE_SCHEMA,
+    *steps(_whole_config, _whole_result, _fill_whole),
+    refuse_backward(WHOLE, "detach its arguments"),
 )
 
 

@@ -44,16 +44,16 @@ from warploom.perf.launch_tasks import (
     task_cycles,
     valued,
 )
+from warploom.perf.places import PLACES, shares
 from warploom.perf.replay import RULES, Ends, Prediction, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"14.{RULES}"
+MODEL = f"15.{RULES}"
 PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
-SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
 MOST_TASKS = 1 << 20  # whose places are counted one by one
 
 
@@ -282,22 +282,24 @@ class Launch:
     def _own(self) -> Mapping[str, Numbers | float]:
         """Cycles of a KiB of each load of each task, as they come to one SM."""
         table = costs(self.gpu)
-        rate = table.value("load.per_kib")
-        # As slow as the probe's slowest ring, in which half of the rows begin inside of a sector:
-        # at its median, GEMMs of such rows were predicted 10 to 20 % too fast.
-        slow = 2.0 * (table.at("high").value("load.per_kib_ragged") - rate)
-        return {strip.op.label: rate + slow * self._inside(strip.op) for strip in self.strips}
+        rates = [table.value(f"load.per_kib{place}") for place in PLACES]
+        return {
+            strip.op.label: np.dot(places, rates)
+            for strip, places in zip(self.strips, self._places, strict=True)
+        }
 
-    def _inside(self, op: Op) -> Numbers | float:
-        """The share of the rows of each task's tile that begin inside of a sector: half where rows
-        of the array do, else all where its tile does."""
+    @cached_property
+    def _places(self) -> list[Numbers]:
+        """Of each strip, [tasks or 1, places of a line]: shares of its rows that begin there."""
+        return [self._begun(strip.op) for strip in self.strips]
+
+    def _begun(self, op: Op) -> Numbers:
         assert op.array is not None
         size, start = op.array.dtype.bytes, op.spans[-1].start
-        if self.sizes[op.array.dims[-1]] * size % SECTOR:
-            return 0.5
-        if start.symbols() - self.known.keys():
-            return 0.0  # where it begins is not known before a task reads it
-        return np.asarray(valued(start, self.known) * size % SECTOR > 0, float)
+        first = np.zeros(1, int)  # where it begins may not be known before a task reads it
+        if not start.symbols() - self.known.keys():
+            first = np.atleast_1d(np.asarray(valued(start, self.known) * size))
+        return shares(self.sizes[op.array.dims[-1]] * size, first)
 
     @cached_property
     def link(self) -> list[Numbers]:
@@ -398,7 +400,8 @@ class Launch:
         around = self._around(replay.ends)
         mhz = self._clock(replay, whole + around, traffic)
         memory = traffic / self.machine.value("dram.copy_bandwidth") * 1e6
-        launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
+        gap = "launch.gap_clusters" if self.plan.cluster[1] > 1 else "launch.gap"
+        launch = self.machine.value(gap) if replay.ends.begin else 0.0
         alone = (whole + around) / mhz + launch + self.added_up
         return LaunchTime(
             max(alone, memory),
@@ -453,6 +456,21 @@ class Launch:
         )
         return ends.begin + load + table.value("store.latency")
 
+    @cached_property
+    def _far(self) -> list[float]:
+        """pJ of a task's iteration of each strip's loop, beyond those of bytes that all SMs ask for
+        at a time in rows that begin at lines. A cluster asks once."""
+        energy = self.machine.value
+        more = [energy(f"energy.copy{place}") if place else 0.0 for place in PLACES]
+        apart = energy("energy.l2") - energy("energy.copy")
+        return [
+            asked / self.plan.resident
+            * (self.read[strip.op.label] * apart + float(np.dot(places, more).mean()))
+            for strip, asked, places in zip(
+                self.strips, self.frame.asked, self._places, strict=True
+            )
+        ]  # fmt: skip
+
     def _clock(self, replay: Replay, cycles: float, traffic: float, near: bool = False) -> float:
         """MHz at which the launch, with so many bytes from and to DRAM, takes no more power than
         the limit allows; with `near` as if no load came from another part of L2."""
@@ -468,10 +486,8 @@ class Launch:
         for here, loop in self._walked(replay):
             times = float(self.parts[here].mean(axis=0).sum())
             each = sum(count * one(name) for name, count in loop.events.items())
-            for strip, asked in () if near else zip(self.strips, self.frame.asked, strict=True):
-                # A cluster asks once.
-                read = self.read[strip.op.label] * asked / self.plan.resident
-                each += read * (one("l2") - one("copy")) if here in strip.loops else 0.0
+            for strip, byte in () if near else zip(self.strips, self._far, strict=True):
+                each += byte if here in strip.loops else 0.0
             picojoules += times * each
         picojoules += len(self.order) * self.frame.stored * one("store")
         if any(name.startswith("matmul") for loop in replay.loops.values() for name in loop.events):

@@ -69,7 +69,7 @@ def learned(
     handover = Handover(profile.remember, game.tally)
     env = AssemblyGame(game, profile, handover)
     keep = partial(_keep_replay, env, folder)
-    trainer = Trainer([env], profile, seed, folder, steps, keep)
+    trainer = Trainer(env, profile, seed, folder, steps, keep)
     if policy is not None:
         trainer.start_from(policy)
     if resume and folder is not None and (folder / CHECKPOINT).is_file():

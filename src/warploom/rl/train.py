@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -32,17 +32,17 @@ from warploom.rl.env import AssemblyGame
 from warploom.rl.policy import policy_of
 from warploom.rl.profile import Profile, profile_named
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 CHECKPOINT: Final = "checkpoint.pt"
 LOGS: Final = "tensorboard"
 
 
 class Trainer:
-    """Trains one policy on one or several kernels. `folder` keeps checkpoints and logs."""
+    """Trains a policy on a kernel. `folder` keeps checkpoints and logs."""
 
     def __init__(
         self,
-        envs: Sequence[AssemblyGame],
+        env: AssemblyGame,
         profile: Profile,
         seed: int = 0,
         folder: Path | None = None,
@@ -51,12 +51,12 @@ class Trainer:
     ) -> None:
         # Small networks: one thread is faster, and the sums come out the same on every machine.
         torch.set_num_threads(1)
-        self.envs, self.profile, self.folder, self.seed = list(envs), profile, folder, seed
+        self.env, self.profile, self.folder, self.seed = env, profile, folder, seed
         self.total = total or profile.ppo.total
         self.on_rollout = on_rollout
         rate = profile.ppo.learning_rate
         policy, details = policy_of(profile)
-        self._vector = DummyVecEnv([lambda env=env: env for env in self.envs])
+        self._vector = DummyVecEnv([lambda: env])
         self.model = MaskablePPO(
             policy,
             self._vector,
@@ -92,7 +92,7 @@ class Trainer:
         """Train for so many steps more (rounded up to a rollout), or until the total."""
         left = self.total - self.steps if steps is None else steps
         while left > 0:
-            rollout = min(left, self.profile.ppo.steps * len(self.envs))
+            rollout = min(left, self.profile.ppo.steps)
             # One rollout at a time, so that a checkpoint stands between any two.
             self.model.learn(1, _Progress(self), reset_num_timesteps=False)
             left -= rollout
@@ -117,9 +117,9 @@ class Trainer:
             "total": self.total,
             "steps": model.num_timesteps,
             "updates": model._n_updates,  # pyright: ignore[reportPrivateUsage]
-            "kernels": [env.board.kernel.name for env in self.envs],
-            "originals": [env.original.digest for env in self.envs],
-            "envs": [env.state() for env in self.envs],
+            "kernel": self.env.board.kernel.name,
+            "original": self.env.original.digest,
+            "env": self.env.state(),
             "starts": None if starts is None else [bool(start) for start in starts],
             "numpy": [str(name), int(place), int(has_gauss), float(cached)],
         }
@@ -144,12 +144,12 @@ class Trainer:
         ours = {
             "profile": self.profile.name,
             "seed": self.seed,
-            "originals": [env.original.digest for env in self.envs],
+            "original": self.env.original.digest,
         }
         for name, value in ours.items():
-            if facts[name] != value:
+            if facts.get(name) != value:
                 raise InputError(
-                    f"{self.folder / CHECKPOINT}: {name} is {facts[name]}, here it is {value}"
+                    f"{self.folder / CHECKPOINT}: {name} is {facts.get(name)}, here it is {value}"
                 )
         model = self.model
         model.policy.load_state_dict(saved["policy"])
@@ -157,10 +157,8 @@ class Trainer:
         model.num_timesteps = facts["steps"]
         model._n_updates = facts["updates"]  # pyright: ignore[reportPrivateUsage]
         if facts["starts"] is not None:
-            seen = [
-                env.load_state(state) for env, state in zip(self.envs, facts["envs"], strict=True)
-            ]
-            model._last_obs = _stacked(seen)  # pyright: ignore[reportPrivateUsage]
+            seen = self.env.load_state(facts["env"])
+            model._last_obs = _alone(seen)  # pyright: ignore[reportPrivateUsage]
             model._last_episode_starts = np.array(facts["starts"])  # pyright: ignore[reportPrivateUsage]
         name, place, has_gauss, cached = facts["numpy"]
         keys = saved["numpy"].numpy().astype(np.uint32)
@@ -194,11 +192,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not a checkpoint ({type(error).__name__})") from None
 
 
-def _stacked(seen: list[Any]) -> Any:
-    """Observations of several environments as a vectorised environment hands them out."""
-    if isinstance(seen[0], Mapping):
-        return {name: np.stack([one[name] for one in seen]) for name in seen[0]}
-    return np.stack(seen)
+def _alone(seen: Any) -> Any:
+    """An observation as a vectorised environment of one hands it out."""
+    if isinstance(seen, Mapping):
+        return {name: one[None] for name, one in seen.items()}
+    return seen[None]
 
 
 class _Progress(BaseCallback):
@@ -219,9 +217,7 @@ class _Progress(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        record = self.logger.record
-        for env in self.trainer.envs:
-            name = env.board.kernel.name if len(self.trainer.envs) > 1 else "kernel"
-            record(f"{name}/best_speedup", env.best_speedup)
-            record(f"{name}/legal_actions", int(env.action_masks().sum()))
+        record, env = self.logger.record, self.trainer.env
+        record("kernel/best_speedup", env.best_speedup)
+        record("kernel/legal_actions", int(env.action_masks().sum()))
         record("game/reward_per_step", float(np.mean(self._rewards)))

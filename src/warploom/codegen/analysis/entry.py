@@ -30,19 +30,17 @@ def block_threads(block: BlockProgram) -> int:
     return 32 * sum(role.warps for role in block.roles)
 
 
-def declared_threads(block: BlockProgram, resident: int) -> int:
-    """Threads to declare so that ptxas takes every wgmma of a block program, `resident` of which
-    share an SM."""
+def declared_threads(block: BlockProgram) -> int:
+    """Threads to declare so that ptxas takes every wgmma of a block program."""
     program = block.placement.program
     products = [op for op in program.ops() if op.kind == "mma"]
     widths = [n for op in products for _, n in instruction_columns(block.placement, op)]
-    return threads_for(block_threads(block), max(widths, default=0), resident)
+    return threads_for(block_threads(block), max(widths, default=0))
 
 
-def threads_for(threads: int, columns: int, resident: int = 1) -> int:
-    """The most threads up to `threads` with which ptxas takes a wgmma of so many columns, where
-    `resident` blocks share an SM."""
+def threads_for(threads: int, columns: int) -> int:
+    """The most threads up to `threads` with which ptxas takes a wgmma of so many columns."""
     needed = columns // 2 + NAMED_BESIDE
-    while entry_registers(threads, resident=resident) < needed and threads > WARP_GROUP:
+    while entry_registers(threads) < needed and threads > WARP_GROUP:
         threads -= WARP_GROUP
     return threads

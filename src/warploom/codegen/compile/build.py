@@ -271,7 +271,7 @@ def compile_source(
         return kept, resources
     cubin, resources = _run(tool, source, arch)
     if source.declared_threads:
-        cubin = with_entry(cubin, source.threads, source.resident)
+        cubin = with_entry(cubin, source.threads)
     # What has a fault is kept too: who then tries another schedule need not find it out again.
     keep(image, cubin)
     keep(report, json.dumps(asdict(resources)).encode())

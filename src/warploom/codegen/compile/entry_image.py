@@ -27,14 +27,13 @@ RECORDS = 3
 CHANGE = "USETMAXREG"
 
 
-def with_entry(image: bytes, threads: int, resident: int = 1) -> bytes:
-    """The cubin of one kernel, compiled for fewer threads, as one for `threads`, of which
-    `resident` blocks share an SM.
+def with_entry(image: bytes, threads: int) -> bytes:
+    """The cubin of one kernel, compiled for fewer threads, as one for `threads`.
 
     Raises `CheckFailed` when the kernel names a register at entry that such a block does not have.
     """
     kernel = decode(parse(image, "the image"))
-    registers = entry_registers(threads, resident=resident)
+    registers = entry_registers(threads)
     check_entry(kernel, registers)
     data, changed = bytearray(image), 0
     elf = ELFFile(io.BytesIO(image))

@@ -85,7 +85,7 @@ class Printer:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            *_declared_note(facts, self.plan.resident),
+            *_declared_note(facts),
             f'extern "C" __global__ void __launch_bounds__({facts.declared}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
@@ -107,7 +107,6 @@ class Printer:
             persistent=self.plan.persistent,
             dependent=self.plan.dependent,
             declared_threads=facts.declared if facts.declared < facts.threads else 0,
-            resident=self.plan.resident,
             moves_registers=facts.moves_registers,
         )
 
@@ -349,11 +348,11 @@ class Printer:
         return list(found.values())
 
 
-def _declared_note(facts: KernelFacts, resident: int) -> list[str]:
+def _declared_note(facts: KernelFacts) -> list[str]:
     """What the kernel's file says of its launch bounds."""
     if facts.declared == facts.threads:
         return []
-    granted = entry_registers(facts.threads, resident=resident)
+    granted = entry_registers(facts.threads)
     return [
         f"// Blocks have {facts.threads} threads. Its launch bounds declare {facts.declared}: "
         "ptxas refuses a wgmma whose sums",

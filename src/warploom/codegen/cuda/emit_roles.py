@@ -39,6 +39,12 @@ from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
 Emit = Callable[[Sequence[Code], str, int], list[str]]
+# ptxas moves nothing over a read of the clock that something uses: here a store that never is.
+HOLD = """DEVICE void hold(unsigned at) {
+  asm volatile("{ .reg .b64 now; .reg .pred never; mov.u64 now, %%clock64; "
+               "setp.lt.s64 never, now, 0; @never st.shared.b64 [%0], now; }" ::"r"(at) : "memory");
+}
+"""
 PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 
 
@@ -249,7 +255,15 @@ class StepCode(StepLines):
                 for fill in fills.values()
                 for read in loop.reads
             ]
-        return lines + [line for one in codes for line in self._written(one, here, role)]
+        before: Code | None = None
+        for one in codes:
+            held = self.plan.hold_arithmetic and self.fences and _computes(before)
+            if held and isinstance(one, steps.Join):
+                self.helpers["hold"] = HOLD
+                lines.append("hold(shared);")
+            lines += self._written(one, here, role)
+            before = one
+        return lines
 
     def _reads_ahead(self, loop: Loop, section: Pipeline, base: str) -> list[str]:
         """The numbers of an iteration, which the one before has read, and those of the next; what
@@ -328,7 +342,7 @@ class StepCode(StepLines):
                 return self._issue(step, here)
             case steps.Join():
                 return self._join(step)
-            case steps.Run() | steps.Send():
+            case steps.Run() | steps.Send() | steps.Leave():
                 return self._run(step, here)
             case (
                 steps.Meet()
@@ -336,6 +350,7 @@ class StepCode(StepLines):
                 | steps.Take()
                 | steps.GroupSync()
                 | steps.FencedGroupSync()
+                | steps.PanelSync()
             ):
                 return self._together(step, here)
             case steps.TurnWait():
@@ -358,6 +373,12 @@ def _ends(one: Code | LoopCode, ending: Ending, role: Role) -> bool:
     if isinstance(one, LoopCode):
         return not role.computes
     return isinstance(one, steps.Run) and one.op == ending.store
+
+
+def _computes(code: Code | None) -> bool:
+    """Whether code is arithmetic."""
+    step = first_step(code) if code is not None else None
+    return isinstance(step, steps.Run) and not step.op.kind.startswith("store")
 
 
 def _read(read: Read, names: Names) -> str:

@@ -25,6 +25,12 @@ Names = dict[str, str]
 
 MATRIX_BYTES = 32  # of a row of a tile that one stmatrix writes
 FEW = 2  # staged tiles, whose addresses a loop may keep
+# (from, to) -> the device function that casts two bytes at once
+BYTE_PAIRS = {
+    ("e4m3", "fp16"): "halves_e4m3",
+    ("int8", "bf16"): "bytes_bf16",
+    ("int8", "fp16"): "bytes_fp16",
+}
 
 
 def vectors_of(ring: Ring) -> list[str]:
@@ -176,12 +182,12 @@ def _nibble_pair(values: Values, op: Op) -> str:
 
 
 def _byte_pair(values: Values, op: Op) -> str:
-    """The packed word of two neighbours, where an op casts e4m3 to fp16: one instruction."""
+    """The packed word of two neighbours, where an op casts bytes in a few instructions a pair."""
     source = op.srcs[0]
     kinds = source.type.dtype.name, op.dst.type.dtype.name if op.dst else ""
-    if op.kind != "cast" or kinds != ("e4m3", "fp16") or not values.placement.is_shared(source):
+    if op.kind != "cast" or kinds not in BYTE_PAIRS or not values.placement.is_shared(source):
         return ""
-    return f"halves_e4m3({c_name(source.name)}_words[i])"
+    return f"{BYTE_PAIRS[kinds]}({c_name(source.name)}_words[i])"
 
 
 def at_use(placement: Placement, address: str) -> str:

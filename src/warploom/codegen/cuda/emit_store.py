@@ -1,12 +1,12 @@
-"""Code for stores through shared memory: registers to swizzled panels, panels to global memory."""
+"""Code for stores through shared memory: when panels are free, written, copied and given back."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from warploom.codegen.analysis.stores import StorePanels, StorePath
 from warploom.codegen.cuda.emit_ops import direct_store_lines, wide_store_lines
+from warploom.codegen.cuda.emit_panels import panel_lines, transposed_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
@@ -15,7 +15,7 @@ from warploom.codegen.cuda.prelude import BULK_ADD, TURN_PASS, TURN_WAIT, tma_st
 from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import CHUNK, SWIZZLES
-from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
+from warploom.codegen.ir.place import Placement
 from warploom.tile import Op
 
 Names = dict[str, str]
@@ -92,7 +92,7 @@ def store_lines(
             whole.append(f"{c_index(span.start, names)} + {last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     store = _store(panels, map_name, values, stopless, names, helpers)
-    lines = store.handed() if path.carried else store.met() if path.late else store.lines()
+    lines = store.handed() if path.carried else store.written() if path.late else store.lines()
     if not whole:
         return lines
     return [
@@ -159,6 +159,7 @@ class _Store:
         self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
         self.slots, self.step = panels.slots, panels.slot_bytes
         self.base = "panels" if panels.in_turn else f"panels + part * {panels.group_bytes}"
+        self.base += f" + {panels.first * panels.slot_bytes}" if panels.first else ""
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
@@ -170,7 +171,7 @@ class _Store:
         return [
             # In turn the others have waited for the last copy before they met.
             *([] if in_turn else [carried_wait(self.values.placement), "carried_parity ^= 1;"]),
-            *self._written(),
+            *self.written(),
             "__syncwarp();",
             f"if (lane == 0) barrier_arrive(carried_full{'' if in_turn else ' + part * 8'});",
         ]
@@ -183,7 +184,8 @@ class _Store:
             for number, origin in enumerate(self.panels.origins)
         ]
 
-    def _written(self) -> list[str]:
+    def written(self) -> list[str]:
+        """All panels, each in its slot."""
         # The branch keeps ptxas from beginning all panels at once, which spills.
         lines: list[str] = []
         for number, origin in enumerate(self.panels.origins):
@@ -196,7 +198,9 @@ class _Store:
         # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
         return [
-            *self.met(),
+            f"{LEADER} store_wait_read<0>();",
+            self._sync(),
+            *self.written(),
             "fence_async();",
             self._sync(),
             *self.sent(),
@@ -206,10 +210,6 @@ class _Store:
                 for line in self._copied(f"{self.base} + {number * self.step}", origin)
             ),
         ]
-
-    def met(self) -> list[str]:
-        """All panels, each in its slot, which the stores before have read."""
-        return [f"{LEADER} store_wait_read<0>();", self._sync(), *self._written()]
 
     def sent(self) -> list[str]:
         """The copies of all panels, which the whole group has written and fenced."""
@@ -292,7 +292,7 @@ class _Store:
         return f"{self.call}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
-        lines = _transposed_lines if self.panels.transposed else _panel_lines
+        lines = transposed_lines if self.panels.transposed else panel_lines
         return lines(self.values, self.op, self.panels, origin, self.names)
 
 
@@ -300,7 +300,7 @@ class _Fragments(_Store):
     """A store as the registers hold the tile: four elements of a thread behind those of the thread
     before, in one piece for the group."""
 
-    def _written(self) -> list[str]:
+    def written(self) -> list[str]:
         kind = self.values.placement.local(self.op.srcs[0].type)
         source, groups = self.op.srcs[0], kind.shape[1] // 8
         four = [
@@ -385,140 +385,3 @@ class _Ending(_Store):
         row, _ = self._place(origin)
         whole = f"rows_begin + {row} + {self.panels.tile.rows} <= rows_end"
         return f"if ({whole}) {super()._copy(at, origin)}"
-
-
-def _panel_lines(
-    values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
-) -> list[str]:
-    """Registers to one swizzled panel: stmatrix for 16-bit elements, pairs of fp32 otherwise."""
-    source, tile = op.srcs[0], panels.tile
-    groups, before = tile.panel_cols // 8, origin[1] // 8
-    mask = SWIZZLES[tile.width][0]
-    loops = [
-        "#pragma unroll",
-        f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
-        "#pragma unroll",
-    ]
-    block = f"panel + t * {ROWS_PER_GROUP * tile.width}"
-    if source.type.dtype.bytes == 2:
-        # Lane l gives the address of row l % 16, 8-column group l / 16 of a pair of groups.
-        words, reads = values.words(source, "t", f"{2 * before} + 2 * j", f"{before} + j", 4, names)
-        once, each = _read(reads)
-        return [
-            *loops[:2],
-            *(["{", *indent(once)] if once else []),
-            loops[2],
-            f"  for (int j = 0; j < {groups}; j += 2) {{",
-            *indent(indent(each)),
-            "    const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;",
-            f"    const unsigned at = row * {tile.width} + (j + lane / 16) * 16;",
-            f"    stmatrix({block} + (at ^ (at >> 3 & {mask:#x})), {', '.join(words)});",
-            "  }",
-            *["}"] * bool(once),
-        ]
-    low, high = (
-        values.element(source, At("tile", i=f"{4 * before} + 4 * j + 2 * h + {c}"), names)
-        for c in (0, 1)
-    )
-    if source.type.dtype.name == "int32":
-        low, high = f"__int_as_float({low})", f"__int_as_float({high})"
-    elif op.kind == "store_add" and tile.width == max(SWIZZLES):
-        return _summed_lines(values, op, panels, origin, names)
-    return [
-        *loops,
-        f"  for (int j = 0; j < {groups}; ++j)",
-        "#pragma unroll",
-        "    for (int h = 0; h < 2; ++h) {",
-        f"      const unsigned at = (thread_row + h * 8) * {tile.width} + j * 32 + thread_col * 4;",
-        f"      store_shared_pair({block} + (at ^ (at >> 3 & {mask:#x})), {low}, {high});",
-        "    }",
-    ]
-
-
-def _read(reads: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Declarations of what is read: before a loop over `j`, and in it."""
-    once: list[str] = []
-    each: list[str] = []
-    for text, name in reads.items():
-        (each if re.search(r"\bj\b", text) else once).append(f"const auto {name} = {text};")
-    return once, each
-
-
-def _summed_lines(
-    values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
-) -> list[str]:
-    """The panels of sums of fp32, in an order without bank conflicts.
-
-    Half a warp writes 8 bytes of each of 16 lanes at a time: 32 bytes of 4 rows. The swizzle puts
-    the rows 2 r and 2 r + 1 of one group of 8 columns into the same banks; odd rows therefore take
-    the group after next, and come back to their own two steps later.
-    """
-    source, tile, before = op.srcs[0], panels.tile, origin[1] // 8
-    mask = SWIZZLES[tile.width][0]
-
-    def pair(group: str) -> list[str]:
-        return [
-            values.element(source, At("tile", i=f"4 * ({before} + {group}) + 2 * h + {c}"), names)
-            for c in (0, 1)
-        ]
-
-    own, other = pair("j"), pair("(j ^ 2)")
-    low, high = (f"odd ? {b} : {a}" for a, b in zip(own, other, strict=True))
-    # All that depends on the thread is in `corner`: groups and rows differ from it in other bits.
-    return [
-        "const bool odd = lane & 4;",
-        f"unsigned corner = thread_row * {tile.width} + thread_col * 4;",
-        f"corner = (corner ^ (corner >> 3 & {mask:#x})) ^ (odd ? 64 : 0);",
-        "#pragma unroll",
-        f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
-        "#pragma unroll",
-        f"  for (int j = 0; j < {tile.panel_cols // 8}; ++j)",
-        "#pragma unroll",
-        "    for (int h = 0; h < 2; ++h)",
-        f"      store_shared_pair(panel + t * {ROWS_PER_GROUP * tile.width} + "
-        f"h * {8 * tile.width} + (corner ^ (j * 32)), {low}, {high});",
-    ]
-
-
-def _transposed_lines(
-    values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
-) -> list[str]:
-    """One block of 64 register rows to the columns of a panel, 8 x 8 matrices transposed.
-
-    Of two groups of 8 register columns, which are 16 rows of the panel, a warp holds four matrices:
-    lane l gives the address of row l % 8 of matrix l / 8, which is half l / 8 % 2 of the warp's 16
-    columns in group l / 16.
-    """
-    source, tile = op.srcs[0], panels.tile
-    mask, groups, before = SWIZZLES[tile.width][0], tile.rows // 8, origin[0] // 8
-    block = str(origin[1] // ROWS_PER_GROUP)
-
-    def words(group: str, count: int) -> tuple[str, list[str], list[str]]:
-        found, reads = values.words(source, block, f"2 * ({group})", group, count, names)
-        return ", ".join(found), *_read(reads)
-
-    column = "(threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) * 16"
-    address = f"panel + (at ^ (at >> 3 & {mask:#x}))"
-    four, once, each = words(f"j + {before}", 4)
-    lines = [
-        f"const unsigned corner = (lane / 16 * 8 + lane % 8) * {tile.width} + {column};",
-        *once,
-        "#pragma unroll",
-        f"for (int j = 0; j < {groups // 2 * 2}; j += 2) {{",
-        *indent(each),
-        f"  const unsigned at = corner + j * {8 * tile.width};",
-        f"  stmatrix_transposed({address}, {four});",
-        "}",
-    ]
-    if groups % 2:
-        # Only the addresses of lanes 0 to 15 count for two matrices.
-        last = groups - 1
-        two, once, _ = words(str(last + before), 2)
-        lines += [
-            "{",
-            *indent(once),
-            f"  const unsigned at = corner + {last * 8 * tile.width};",
-            f"  stmatrix_transposed({address}, {two});",
-            "}",
-        ]
-    return lines

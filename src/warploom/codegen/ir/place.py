@@ -185,7 +185,12 @@ def contracted(op: Op) -> str:
 
 
 def place(
-    program: Program, split: str, parts: int, vectors: bool = False, in_turn: bool = False
+    program: Program,
+    split: str,
+    parts: int,
+    vectors: bool = False,
+    in_turn: bool = False,
+    share_vectors: bool = False,
 ) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done.
 
@@ -216,6 +221,8 @@ def place(
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     own = _own_columns(program, staged, splits)
     common = frozenset(n for n in staged if not splits.isdisjoint(kinds[n].names)) - own
+    if share_vectors:
+        fusion = fusion.keeping(loads[name] for name in loaded_vectors(program, cols))
     spread = loaded_vectors(program, cols) - set(fusion.inlined)
     if vectors:
         names = spread | loaded_vectors(program, rows)

@@ -86,6 +86,8 @@ class LaunchPlan:
                     them (`cuda.voted_skip`)
     overlap_next_task  the first matmul of the next task is started before the stores of the present
                     one (`passes.overlap`)
+    hold_arithmetic  what is computed before a wait for matmuls stays before it, where the compiler
+                    would move it behind the wait
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
@@ -94,10 +96,14 @@ class LaunchPlan:
                     such a read takes as long as several blocks
     late_stores     the panels of a store are copied behind the next fence of the group, be it for
                     a matmul, and not behind one of their own
+    early_exchanges  a vector that threads exchange lies in shared memory before a meeting of the
+                    group that there is anyway, and not between two of its own
     keep_masks      tiles of 16 bits that are 0 where a condition on places alone does not hold are
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
+    share_vectors   vectors along columns that are loaded outside of loops go through shared memory,
+                    an element a thread: else every quad of lanes loads what it needs itself
     block_dim_warps is derived from the groups
     """
 
@@ -123,11 +129,14 @@ class LaunchPlan:
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
+    hold_arithmetic: bool = False
     resident: int = 1
     reads_ahead: bool = False
     late_stores: bool = False
+    early_exchanges: bool = False
     keep_masks: bool = False
     l2_promotion: int = 256
+    share_vectors: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.cluster[1] <= MOST_BLOCKS:

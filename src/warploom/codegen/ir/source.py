@@ -13,12 +13,10 @@ class CudaSource(Signature):
 
     moves_registers   whether groups begin with equally many registers and then change them
     declared_threads  threads in the kernel's launch bounds, where they are fewer (`analysis.entry`)
-    resident          blocks that share an SM, as its launch bounds say
     """
 
     text: str
     declared_threads: int = 0
-    resident: int = 1
     moves_registers: bool = False
 
     def __str__(self) -> str:

@@ -32,6 +32,7 @@ class SimtSchedule:
     pitches and lengths are multiples of a line, which the launch checks: other lines have no code.
     `staged` keeps the tiles that a block's one task loads in shared memory: every use reads them
     there, and registers hold what is computed alone.
+    `evict_last` asks L2 to give up what is loaded by whole accesses after what is written.
     Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse),
     whether the kernel begins before the previous one has ended (dependent) and how many blocks of
     an SM registers must do for (resident).
@@ -46,6 +47,7 @@ class SimtSchedule:
     stages: int = 1
     aligned: bool = False
     staged: bool = False
+    evict_last: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no block can be."""
@@ -96,7 +98,7 @@ class SimtSchedule:
             threads, lanes, vector = (int(data[key]) for key in ("threads", "lanes", "vector"))
             cluster, stages = int(data["cluster"]), int(data["stages"])
             name, aligned = str(data["name"]), bool(data["aligned"])
-            staged = bool(data.get("staged"))
-            return cls(name, threads, lanes, vector, launch, cluster, stages, aligned, staged)
+            staged, last = bool(data.get("staged")), bool(data.get("evict_last"))
+            return cls(name, threads, lanes, vector, launch, cluster, stages, aligned, staged, last)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None

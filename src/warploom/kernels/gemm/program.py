@@ -62,6 +62,7 @@ class GemmConfig:
 
     `a` and `b` are "mk" or "km", "kn" or "nk"; `tile` is (m, n, k) in elements.
     scales    factors of a and b as one fp32 each in device memory (fp8 per-tensor scaling)
+    row_scales  factors of every row of a and of every column of b instead
     gate      multiply the activation by an array [m, n]
     dual      multiply it by a b2 instead: silu gives the SwiGLU of a gated feed-forward layer
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
@@ -84,6 +85,7 @@ class GemmConfig:
     activation: str = "none"
     scale: float = 1.0
     scales: bool = False
+    row_scales: bool = False
     gate: bool = False
     dual: bool = False
     promote: bool = False
@@ -110,6 +112,8 @@ class GemmConfig:
             )
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
+        if self.row_scales and (self.scales or self.batched):
+            raise InputError("gemm row_scales=True: expected neither scales nor batched")
         if self.in_cluster and self.slices < 2:
             raise InputError(f"gemm in_cluster=True with {self.slices} slice: expected at least 2")
 
@@ -127,8 +131,9 @@ class GemmConfig:
     def epilogue(self) -> dict[str, Array]:
         """The arrays that the epilogue reads."""
         lead = "batch " if self.batched else ""
-        found = {"scale_a": array(FP32, "one"), "scale_b": array(FP32, "one")}
-        specs = found if self.scales else dict[str, Array]()
+        along = ("m", "n") if self.row_scales else ("one", "one")
+        found = {f"scale_{x}": array(FP32, axis) for x, axis in zip("ab", along, strict=True)}
+        specs = found if self.scales or self.row_scales else dict[str, Array]()
         if self.bias:
             specs["bias"] = array(FP32, "n")
         for name in ("gate", "residual"):
@@ -212,6 +217,8 @@ def _finish(
     result = acc * config.scale if config.scale != 1.0 else acc
     if config.scales:
         result = result * (load(rest["scale_a"], 0) * load(rest["scale_b"], 0))
+    if config.row_scales:
+        result = result * load(rest["scale_a"], at[-2]) * load(rest["scale_b"], at[-1])
     if config.bias:
         result = result + load(rest["bias"], at[-1])
     result = ACTIVATIONS[config.activation](result)

@@ -25,6 +25,8 @@ def reference(config: GemmConfig, values: dict[str, NDArray[Any]]) -> Wide:
     result = product("b") * config.scale
     if config.scales:
         result = result * (wide["scale_a"][0] * wide["scale_b"][0])
+    if config.row_scales:
+        result = result * wide["scale_a"][:, None] * wide["scale_b"]
     if config.bias:
         result = result + wide["bias"]
     result = REFERENCE[config.activation](result)

@@ -27,7 +27,7 @@ STEP_BYTES = 128  # a ring step's share of the contracted axis: one swizzle widt
 PACKED_BYTES = 2  # of an element of a result that leaves through transposed panels
 SUM_BYTES = 4  # of an element of the result before it is rounded
 # Most registers a thread may take for sums; the epilogue needs the others.
-MOST_SUMS = 200  # with one or two compute groups
+MOST_SUMS = 208  # with one or two compute groups
 SUMS_OF_THREE = 128  # with three, whose threads have 160 registers
 SUMS_BESIDE = 100  # with three, when the producer takes 40 registers and theirs have 152
 MOST_SHARED_SUMS = 128  # in a block that shares its SM

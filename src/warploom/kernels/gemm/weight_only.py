@@ -18,6 +18,7 @@ from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
+from warploom.rewrites.accumulators import share_of
 from warploom.tile import (
     BF16,
     E4M3,
@@ -46,7 +47,6 @@ from warploom.tile import (
 
 PART = 8  # columns of a sum that go to another block of a cluster together
 MOST_ROWS = 128  # of x, for which a tile has room
-STEP = 128  # bytes of a row of weights in a step
 GROUP = (
     128  # weights of a row that have a scale of their own, and that stand in half of the nibbles
 )
@@ -54,6 +54,7 @@ SLOTS_BYTES = 176 << 10  # of shared memory for the rings
 MOST_SLOTS = 16
 SUM_BYTES = 4
 SMS = 132
+FEW = 16  # rows of x, of which a product may run while the next weights are widened
 ROOMS = (8, 16, 32, 64, MOST_ROWS)  # of a tile, for rows of x
 # Heights of a tile in rows of w, where tiles of 64 are many, and the rows of x that registers of so
 # many compute groups have room for.
@@ -89,17 +90,23 @@ class WeightOnlyConfig:
                 f"weight-only gemm of {self.weights} of {self.bits} bits: expected 8, or int8 with "
                 "two numbers of 4 bits"
             )
-        least = PART * max(1, self.slices)
-        if self.tile[0] % ROWS_PER_GROUP or self.tile[1] % least or self.slices < 1:
+        if self.tile[0] % ROWS_PER_GROUP or self.tile[1] % PART or self.slices < 1:
             raise InputError(
                 f"weight-only gemm tile={self.tile} slices={self.slices}: expected multiples of "
-                f"{ROWS_PER_GROUP} and {least}, and at least one slice"
+                f"{ROWS_PER_GROUP} and {PART}, and at least one slice"
             )
 
     @property
     def halves(self) -> int:
         """Weights in a byte."""
         return 8 // self.bits
+
+    @property
+    def step(self) -> int:
+        """Bytes of a row of weights in a step: those of two groups where registers hold them wide,
+        as every step waits for its copies, else of one."""
+        alone = self.bits == 8 and not self.grouped and self.tile[0] == ROWS_PER_GROUP
+        return GROUP << alone
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -136,7 +143,7 @@ def weight_only(config: WeightOnlyConfig) -> Program:
 
 def _weight_only(x: Array, w: Array, scale: Array, y: Array, config: WeightOnlyConfig) -> None:
     bn, bm = config.tile
-    steps = cdiv(size(w.dims[1]), STEP)
+    steps = cdiv(size(w.dims[1]), config.step)
     lead = {"slices": config.slices} if config.slices > 1 else {}
     *part, n, m = grid(**lead, n=cdiv(size("n"), bn), m=cdiv(size("m"), bm))
     each = cdiv(steps, config.slices)
@@ -144,18 +151,19 @@ def _weight_only(x: Array, w: Array, scale: Array, y: Array, config: WeightOnlyC
     rows, cols = span(n * bn, bn), span(m * bm, bm)
     acc = zeros(n=bn, m=bm)
     for i in loop(first, minimum_index(first + each, steps)):
-        stored = load(w, rows, span(i * STEP, STEP, "k"))
+        stored = load(w, rows, span(i * config.step, config.step, "k"))
         for half, weights in enumerate(_widened(stored, config)):
             group = i * config.halves + half
-            inputs = load(x, cols, span(group * GROUP, GROUP))
+            inputs = load(x, cols, span(group * config.step, config.step))
             if config.grouped:
                 acc[:] = acc + (weights @ inputs) * load(scale, group, rows)
             else:
                 acc += weights @ inputs
     if part:
-        width = bm // config.slices
-        acc = reduce_scatter(acc, part[0], config.slices, "m")
-        cols = span(m * bm + part[0] * width, width)
+        width = share_of(bm, config.slices)
+        acc = reduce_scatter(acc, part[0], config.slices, "m", width)
+        beyond = part[0] // (bm // width) * size("m")  # of blocks that get no part of the sum
+        cols = span(m * bm + part[0] * width + beyond, width)
     out = acc if config.grouped else acc * load(scale, rows)
     store(y, cols, rows, tile=out.T.cast(config.dtype))
 
@@ -170,7 +178,7 @@ def weight_only_policy(config: WeightOnlyConfig) -> Policy:
     """Rings as deep as fit: what counts is how much of w is on its way."""
     bn, bm = config.tile
     groups = bn // ROWS_PER_GROUP
-    slot = STEP * (bn + bm * config.dtype.bytes * config.halves)
+    slot = config.step * (bn + bm * config.dtype.bytes * config.halves)
     slot += SUM_BYTES * bn * config.halves * config.grouped  # of scales
     launch = LaunchPlan(
         split="n" if groups > 1 else "",
@@ -181,7 +189,8 @@ def weight_only_policy(config: WeightOnlyConfig) -> Policy:
     )
     sums = SUM_BYTES * bn * bm if config.slices > 1 else 0
     depth = min(MOST_SLOTS, (SLOTS_BYTES - sums) // slot)
-    return Policy("lcsf-early", launch, groups, depth, vectors=config.grouped)
+    order = "inflight" if bm <= FEW else "lcsf"
+    return Policy(order, launch, groups, depth, vectors=config.grouped)
 
 
 def plan_weight_only(config: WeightOnlyConfig, m: int, n: int, k: int) -> WeightOnlyConfig:
@@ -193,9 +202,8 @@ def plan_weight_only(config: WeightOnlyConfig, m: int, n: int, k: int) -> Weight
     """
     most = ROOMS[-2] if config.grouped and config.bits == 4 else MOST_ROWS  # registers of products
     low = -(-n // ROWS_PER_GROUP) * -(-m // most)
-    slices = 2 if low <= SMS // 2 and k > STEP * config.halves else 1
-    rooms = [rows for rows in ROOMS if PART * slices <= rows <= most]
-    room = next((rows for rows in rooms if m <= rows), most)
+    slices = 2 if low <= SMS // 2 and k > config.step * config.halves else 1
+    room = next((rows for rows in ROOMS if m <= rows <= most), most)
     heights = [rows for rows, widest in HEIGHTS.items() if room <= widest]
     high = next((rows for rows in heights if -(-n // rows) * -(-m // room) >= BUSY * SMS), 0)
     return replace(config, tile=(high or ROWS_PER_GROUP, room), slices=slices)

@@ -34,6 +34,7 @@ class RowPlan:
 
     rows    of a task
     again   rows are loaded again where they are needed again (`RowConfig`)
+    last    what is loaded leaves L2 after what is written
     """
 
     threads: int
@@ -45,6 +46,7 @@ class RowPlan:
     persistent: bool = False
     staged: bool = False
     again: bool = False
+    last: bool = False
 
     def kernel(self, config: RowConfig) -> tuple[Program, SimtSchedule]:
         """The program and the schedule of a configuration; lines are to be aligned."""
@@ -54,7 +56,7 @@ class RowPlan:
         vector = simt(program).vector
         schedule = SimtSchedule(
             "rows", self.threads, self.lanes, vector, launch, self.cluster, self.stages, True,
-            self.staged and vector > 1,
+            self.staged and vector > 1, self.last,
         )  # fmt: skip
         return program, schedule
 

@@ -46,6 +46,16 @@ DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }
 //@ read_e5m2
 DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }
 
+//@ kept
+// A constant that stays in a register: ptxas makes one that it knows anew for every use, so that an
+// instruction with two of them took two. No lane is both above a lane and not, which it cannot know.
+DEVICE unsigned kept(unsigned constant) {
+  unsigned above, others;
+  asm("mov.u32 %0, %%lanemask_gt;" : "=r"(above));
+  asm("mov.u32 %0, %%lanemask_le;" : "=r"(others));
+  return constant + (above & others);
+}
+
 //@ Field
 // A signed number of some bits of a word. As a float it comes without a conversion, of which an SM
 // has few: with its sign flipped the field is the low part of the mantissa of 2^23, and one FFMA
@@ -99,11 +109,30 @@ DEVICE float half_e5m2(unsigned short x, int high) {
 //@ half_int8
 DEVICE Field half_int8(unsigned short x, int high) { return Field{x, high ? 8 : 0, 8}; }
 
+//@ bytes_bf16
+// Two signed numbers of eight bits. Their low seven bits are the mantissa of 128, and with 128's own
+// the sign is the last bit of an exponent: 256 where it is set. One packed FMA takes that away.
+DEVICE unsigned bytes_bf16(unsigned short x) {
+  const unsigned spread = __byte_perm(x, 0, 0x4140);
+  unsigned y = (spread & kept(0x007f007fu)) ^ 0x43004300u;
+  const unsigned less = (spread & kept(0x00800080u)) ^ 0xc300c300u;
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(less));
+  return y;
+}
+
+//@ bytes_fp16
+// The same: with its sign flipped a number is the low part of the mantissa of 1024.
+DEVICE unsigned bytes_fp16(unsigned short x) {
+  unsigned y = __byte_perm(x, 0, 0x4140) ^ 0x64806480u;
+  asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0xe480e480u));
+  return y;
+}
+
 //@ nibbles_bf16
 // The signed numbers in four bits, from `shift` on, of two bytes: with its sign flipped each is the
 // low part of the mantissa of 128, and one packed FMA takes away what was added.
 DEVICE unsigned nibbles_bf16(unsigned short x, int shift) {
-  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x43084308u;
+  unsigned y = (__byte_perm(x, 0, 0x4140) >> shift & kept(0x000f000fu)) ^ 0x43084308u;
   asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3f803f80u), "r"(0xc308c308u));
   return y;
 }
@@ -111,7 +140,7 @@ DEVICE unsigned nibbles_bf16(unsigned short x, int shift) {
 //@ nibbles_fp16
 // The same in the mantissa of 1024.
 DEVICE unsigned nibbles_fp16(unsigned short x, int shift) {
-  unsigned y = (((x & 255u) | unsigned(x >> 8) << 16) >> shift & 0x000f000fu) ^ 0x64086408u;
+  unsigned y = (__byte_perm(x, 0, 0x4140) >> shift & kept(0x000f000fu)) ^ 0x64086408u;
   asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(y) : "r"(0x3c003c00u), "r"(0xe408e408u));
   return y;
 }

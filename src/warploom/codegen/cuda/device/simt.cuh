@@ -197,6 +197,30 @@ DEVICE void read_early(Line<T, kCount>& x, const T* from, int place, int length,
   }
 }
 
+//@ load_last
+// 16 bytes at a time, which L2 gives up last: what a kernel writes leaves it before.
+template <int kBytes> DEVICE void load_last(void* to, const void* from) {
+  static_assert(kBytes % 16 == 0, "lines of 16 bytes");
+#pragma unroll
+  for (int s = 0; s < kBytes / 16; ++s) {
+    unsigned* const x = static_cast<unsigned*>(to) + 4 * s;
+    asm volatile(
+        "{ .reg .b64 last; createpolicy.fractional.L2::evict_last.b64 last, 1.0; "
+        "ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], last; }"
+        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+        : "l"(static_cast<const char*>(from) + 16 * s));
+  }
+}
+
+//@ read_last
+template <class T, int kCount, class X>
+DEVICE void read_last(Line<T, kCount>& x, const T* from, int place, int length, bool inside,
+                      X edge) {
+  edge_line(x, edge);
+  if (inside && unsigned(place) < unsigned(length))
+    load_last<kCount * int(sizeof(T))>(x.words, from);
+}
+
 //@ quad_place
 // Where an array in fragments has an element of a vector.
 DEVICE int quad_place(int i) {
@@ -281,6 +305,27 @@ DEVICE void copy_whole(unsigned char* stage, int number, const T* line, int plac
 #pragma unroll
     for (int p = 0; p < kCount * int(sizeof(T)) / Of::kPiece; ++p)
       copy_some<Of::kPiece>(stage + Of::at(number, p), from + p * 16);
+  } else {
+    edge_line(x, edge);
+    put_line<kThreads>(stage, number, x);
+  }
+}
+
+//@ copy_last
+// As copy_whole, in pieces of 16 bytes, which L2 gives up last.
+template <int kThreads, class T, int kCount, class X>
+DEVICE void copy_last(unsigned char* stage, int number, const T* line, int place, int length,
+                      bool inside, X edge, Line<T, kCount> x) {
+  using Of = Pieces<kThreads, kCount * int(sizeof(T))>;
+  static_assert(Of::kPiece == 16, "lines of 16 bytes");
+  const unsigned char* const from = (const unsigned char*)(line + place);
+  if (inside && unsigned(place) < unsigned(length)) {
+#pragma unroll
+    for (int p = 0; p < kCount * int(sizeof(T)) / 16; ++p)
+      asm volatile(
+          "{ .reg .b64 last; createpolicy.fractional.L2::evict_last.b64 last, 1.0; "
+          "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, last; }"
+          ::"r"(smem_address(stage + Of::at(number, p))), "l"(from + p * 16) : "memory");
   } else {
     edge_line(x, edge);
     put_line<kThreads>(stage, number, x);

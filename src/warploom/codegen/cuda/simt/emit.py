@@ -232,11 +232,10 @@ class _Printer:
                     body += access.of_line(access.store_lines(c_name(op.srcs[0].name)))
                     continue
                 if op.id not in self.facts.ahead.first:
-                    lines = access.load_lines(name, early=True)
+                    lines = access.load_lines(name, early=True, here=True)
                     pinned = [one.strip() for one in lines if "pinned" in one]
                     before += [access.declared(name), *pinned]
-                    lines = access.of_line(lines)
-                    body += [one.replace("<false>", "<false, true>") for one in lines]
+                    body += access.of_line(lines)
                 body += access.of_line(access.value_lines(name, c_name(op.dst.name)))
                 continue
             if OPS[op.kind].group == "reduce":

@@ -12,6 +12,7 @@ from warploom.codegen.cuda.simt.places import row
 from warploom.codegen.cuda.values import c_index, literal
 from warploom.codegen.simt.ahead import Slot
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
+from warploom.codegen.simt.schedule import WIDEST_BYTES
 from warploom.errors import InputError
 from warploom.tile import Op, TileType
 from warploom.tile.dtypes import dtype
@@ -86,6 +87,8 @@ class Access:
         self.vector = layout.schedule.vector if form in (TILE, COL) else 1
         self.element = memory_type(op.array.dtype)
         self.type = f"{self.element}, {self.vector}"
+        whole = self.vector * op.array.dtype.bytes % WIDEST_BYTES == 0
+        self.last = layout.schedule.evict_last and whole
         self.checks, line, self.step = list(place.checks), place.base, ""
         if place.row is not None:
             dim, start, size = place.row
@@ -173,25 +176,29 @@ class Access:
         """A declaration of a thread's lines."""
         return f"Line<{self.type}> {name}{''.join(f'[{n}]' for n in self.extents)};"
 
-    def load_lines(self, name: str, early: bool = False, once: bool = False) -> list[str]:
-        """Lines `name` from memory; `early`: the loads stay where they are, and `once`: nobody else
-        reads them."""
+    def load_lines(
+        self, name: str, early: bool = False, once: bool = False, here: bool = False
+    ) -> list[str]:
+        """Lines `name` from memory; `early`: the loads stay where they are, `once`: nobody else
+        reads them, and `here`: a barrier may stand before."""
         if self.place.array.fragments and self.form != ROW:
             return self.each(f"read_fragments({name}{self.at}, {self._fragments()});")
         if early and not self.step and (self.vector == 1 or self.layout.schedule.aligned):
-            return self._early_lines(name, once)
+            how = ("true" if once else "false") + ", true" * here
+            last = self.last and not here
+            return self._early_lines(name, "read_last" if last else f"read_early<{how}>")
         return self.cases(
             lambda how: f"read_{how}({name}{self.at}, {self.places(how)}, {self.edge()});"
         )
 
-    def _early_lines(self, name: str, once: bool) -> list[str]:
+    def _early_lines(self, name: str, reading: str) -> list[str]:
         """The same, from the address of a thread's first line of a row on."""
         first, later, declared = "0", "0", f"from_{name}"
         if self.place.col is not None:
             first = f"{self.place.col[1]} + thread_col * {self.vector}"
             later = f"s * {self.layout.lanes * self.vector}"
         read = (
-            f"read_early<{'true' if once else 'false'}>({name}{self.at}, {declared} + {later}, "
+            f"{reading}({name}{self.at}, {declared} + {later}, "
             f"{self.first}, {self.length}, {self.inside()}, {self.edge()});"
         )
         lines = [read]
@@ -251,7 +258,8 @@ class Access:
             )
         return self.cases(
             lambda how: (
-                f"copy_{how}<{self.layout.schedule.threads}>({stage} + {slot.at}, {number}, "
+                f"copy_{'last' if self.last and how == 'whole' else how}"
+                f"<{self.layout.schedule.threads}>({stage} + {slot.at}, {number}, "
                 f"{self.places(how)}, {self.edge()}, Line<{self.type}>());"
             )
         )
