@@ -1,6 +1,8 @@
 """Row operators without a GPU: shapes from fake tensors, and results and gradients where the tile
 programs run on the interpreter, beside torch's own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -272,3 +274,17 @@ def test_shapes_may_be_symbols_of_a_graph(interpreted, op, shapes, flags):
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_rows_that_l2_holds_have_no_priority_there(monkeypatch):
+    found = []
+    monkeypatch.setattr(rows, "_l2_bytes", lambda device: 50 << 20)
+    monkeypatch.setattr(rows, "built_kernel", lambda key, like, make: found.append((key[2], make)))
+    config = RowConfig("rmsnorm", 8192)
+    for count in (3200, 3201):
+        like = SimpleNamespace(
+            is_cuda=True, device=0, numel=lambda count=count: count * 8192, element_size=lambda: 2
+        )
+        rows._kernel(config, like)
+    assert [beyond for beyond, _ in found] == [False, True]
+    assert [make().source.text.count("read_last(") > 1 for _, make in found] == [False, True]

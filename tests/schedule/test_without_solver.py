@@ -11,10 +11,7 @@ import pytest
 
 LINE = "OR-Tools is needed to solve schedules; install it with: pip install 'warploom[solver]'"
 MODULES = (
-    *(
-        f"cli.{name}"
-        for name in "bench build derive doctor optimize run sass schedule tune".split()
-    ),
+    *(f"cli.{name}" for name in "build derive doctor optimize run sass schedule tune".split()),
     *(f"kernels.{name}" for name in "attention.variants gemm.variant library user".split()),
     *(f"schedule.solve.{name}" for name in "solve enumerate".split()),
     "schedule.service",

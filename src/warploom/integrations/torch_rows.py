@@ -108,9 +108,20 @@ _chosen = cache(row_kernel)
 
 
 def _kernel(config: RowConfig, like: Any) -> tuple[Kernel, int]:
-    """The kernel of a configuration, and how many rows a task of it takes."""
-    _, _, rows = _chosen(config)
-    return built_kernel(("rows", config), like, lambda: built_rows(config, ARCH)), rows
+    """The kernel of a configuration for rows like these, and how many rows a task of it takes."""
+    _, schedule, rows = _chosen(config)
+    beyond = schedule.evict_last and _beyond_l2(like)
+    make = partial(built_rows, config, ARCH, beyond)
+    return built_kernel(("rows", config, beyond), like, make), rows
+
+
+def _beyond_l2(rows: Any) -> bool:
+    return rows.is_cuda and rows.numel() * rows.element_size() > _l2_bytes(rows.device)
+
+
+@cache
+def _l2_bytes(device: Any) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def _sums(kind: DType, like: Any) -> Kernel:

@@ -28,13 +28,15 @@ ROTATED = 8  # heads of a task of `rotary`, twice as many of pairs
 HELD = 8192  # columns whose backward pass holds its rows in registers: others load them again
 
 
-def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
+def row_kernel(config: RowConfig, beyond_l2: bool = True) -> tuple[Program, SimtSchedule, int]:
     """Program and schedule of an operation, and how many rows a task takes: of the plan that was
     measured to be the fastest nearby, or else as many rows as fill a small block. Its arrays are to
-    be aligned to lines."""
+    be aligned to lines. Rows are not `beyond_l2` where it holds them: then they have no priority
+    there over results, which the next kernel may read."""
     if config.op == "rotary":
         return _rotary(config)
     if (plan := plan_of(config)) is not None:
+        plan = replace(plan, last=plan.last and beyond_l2)
         return *plan.kernel(config), plan.rows
     sums = config.op.endswith("norm_backward")
     if sums and config.columns > HELD:
@@ -52,10 +54,10 @@ def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
     return program, replace(schedule, aligned=True), config.rows
 
 
-def built_rows(config: RowConfig, arch: str = "sm_90a") -> Built:
+def built_rows(config: RowConfig, arch: str = "sm_90a", beyond_l2: bool = True) -> Built:
     """The kernel of an operation compiled: where registers do not do, with more of them a thread,
     then with more threads. Raises `Spills` when none of that is enough."""
-    program, schedule, _ = row_kernel(config)
+    program, schedule, _ = row_kernel(config, beyond_l2)
     kept: Spills | None = None
     for one in (schedule, *_roomier(schedule)):
         try:
