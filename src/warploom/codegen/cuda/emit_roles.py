@@ -28,6 +28,7 @@ from warploom.codegen.cuda.emit_store import (
     carried_wait,
     where_it_has_rows,
 )
+from warploom.codegen.cuda.emit_tma import fetch_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -133,6 +134,34 @@ class StepCode(StepLines):
                     "}",
                 ]
         return lines
+
+    def asked_early(self, role: Role) -> list[str]:
+        """L2 is asked for what the first iterations load, where numbers say by now that it is: they
+        are read again, and copied is what they say then."""
+        lines: list[str] = []
+        for loop in self.program.loops():
+            index, counter = loop.index, c_name(loop.index)
+            found = [op for op in loop.body if isinstance(op, Op)]
+            copied = [op for op in found if op.id in self.facts.parameters.copies]
+            names = {index: counter}
+            body = [self._number_now(read, names) for read in loop.reads]
+            for op in copied:
+                copy = self.facts.parameters.copies[op.id]
+                body += fetch_lines(self.block, copy, op, names, self.helpers)
+            stop = f"::min({index}_stop, {index}_start + {self.plan.fetch_early})"
+            lines += [
+                "{",
+                *indent(self.range_lines(role, loop)),
+                f"  for (int {counter} = {index}_start; {counter} < {stop}; ++{counter}) {{",
+                *indent(indent(body)),
+                "  }",
+                "}",
+            ]
+        first = [self._number_now(read, {}) for read in self.program.reads]
+        return ["{", *indent([*first, *lines]), "}"]
+
+    def _number_now(self, read: Read, names: Names) -> str:
+        return read_line(read, True, self.cluster > 1, names, "number_now")
 
     def _started_ahead(self, code: LoopCode, write: Emit) -> list[str]:
         """A loop whose first iterations are started before the others: a steady state between
