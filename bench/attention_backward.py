@@ -35,7 +35,7 @@ from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence
 from warploom.kernels.attention.backward_config import (
-    LATE,
+    PLAIN,
     BackwardConfig,
     Style,
     fitted,
@@ -70,19 +70,19 @@ DEFAULT, SAME, STEP = "default", "deterministic", "with forward"
 # what users get.
 STYLES = {
     64: (
-        LATE._replace(turns=True, behind=True),
-        LATE._replace(apart=True),
-        LATE._replace(turns=True, behind=True, kept=True),
-        LATE._replace(turns=True, behind=True, wide=True),
+        Style(turns=True, behind=True),
+        Style(apart=True),
+        Style(turns=True, behind=True, kept=True),
+        Style(turns=True, behind=True, wide=True),
     ),
-    96: (LATE, LATE._replace(turns=True, behind=True, kept=True)),
+    96: (PLAIN, Style(turns=True, behind=True, kept=True)),
     128: (
-        LATE._replace(turns=True),
-        LATE._replace(taken=True),
-        LATE._replace(held=True),
-        LATE._replace(taken=True, held=True),
-        LATE._replace(turns=True, held=True),
-        LATE._replace(turns=True, behind=True, held=True),
+        Style(turns=True),
+        Style(taken=True),
+        Style(held=True),
+        Style(taken=True, held=True),
+        Style(turns=True, held=True),
+        Style(turns=True, behind=True, held=True),
     ),
 }
 Call = Callable[[], Any]
@@ -167,7 +167,7 @@ def configs(case: Case) -> dict[str, BackwardConfig]:
 
 def named(style: Style) -> str:
     """What a style is called."""
-    return " ".join(n for n, on in style._asdict().items() if on)
+    return " ".join(name for name, on in style._asdict().items() if on) or "plain"
 
 
 def default(case: Case) -> str:

@@ -32,7 +32,7 @@ from warploom.kernels.attention.backward import (
     finish,
     prepare,
 )
-from warploom.kernels.attention.backward_config import LATE, LONG_STYLES, BackwardConfig, Style
+from warploom.kernels.attention.backward_config import LONG_STYLES, BackwardConfig, Style
 from warploom.kernels.attention.gradients import FRAGMENTS, kernel
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
@@ -40,10 +40,10 @@ from warploom.sass.decode.kernel import decode
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(), 132, 200, 1),
-    "causal": (BackwardConfig(causal=True, group=2, style=Style(fenced=True)), 200, 140, 2),
+    "causal": (BackwardConfig(causal=True, group=2, style=Style()), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
-    "whole": (BackwardConfig(style=LATE._replace(turns=True)), 132, 400, 1),
+    "whole": (BackwardConfig(style=Style(turns=True)), 132, 400, 1),
     "kept": (BackwardConfig(head_dim=64, style=LONG_STYLES[64, False]), 132, 200, 1),
     "three-groups": (
         BackwardConfig(head_dim=64, causal=True, style=LONG_STYLES[64, True]),
@@ -150,7 +150,7 @@ def test_exponentials_stay_before_the_wait_for_what_they_do_not_need():
     """What the compiler does without `held`, too, or the style would say nothing."""
     before = {}
     for held in (True, False):
-        config = BackwardConfig(whole_keys=True, style=LATE._replace(held=held))
+        config = BackwardConfig(whole_keys=True, style=Style(held=held))
         program, policy, allow = kernel(config, "main")
         built = build(program, schedule_for(program, policy), allow=allow)
         code = [one.line.opcode for one in decode(parse(built.cubin)).instructions]

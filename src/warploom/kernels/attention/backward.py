@@ -255,13 +255,11 @@ def _backward(
         if config.masked:
             scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.power * LOG2E) - base)
-        if not config.written.late:
-            dv += weights.cast(config.dtype) @ grads
         inner = grad if config.written.taken else grad - delta
         changed = weights * inner
         change = (changed if slope is None else changed * slope).cast(config.dtype)
-        if config.written.late:
-            dv += weights.cast(config.dtype) @ grads
+        # Behind dS, so that its matmul runs beside the groups' meeting.
+        dv += weights.cast(config.dtype) @ grads
         if config.written.behind:
             dk += change @ queries
         dq = wide @ change if config.transposed else change @ columns
@@ -355,7 +353,7 @@ def backward_policy(config: BackwardConfig) -> Policy:
         supergroup=0 if shared_out else config.band,
         grouped="row" if shared_out else "all",
         staged_slots=2,
-        fence_at_meeting=config.written.fenced,
+        fence_at_meeting=True,
         in_turn=config.written.turns,
         store_warps=True,
         hold_arithmetic=config.written.held,

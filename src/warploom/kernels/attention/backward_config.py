@@ -35,9 +35,7 @@ TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
 class Style(NamedTuple):
     """How the loop over queries is written, which decides what ptxas makes of its registers.
 
-    late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
     taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
-    fenced  groups fence their part of dS as they meet, behind the start of dv's matmul
     apart   D has a ring of its own, whose wait keeps exponentials before it
     turns   groups make dq in turn, each the whole of it, and not each a part
     behind  dq's matmul comes behind dk's
@@ -47,9 +45,7 @@ class Style(NamedTuple):
     wide    at head size 64, tiles of 192 keys and three groups
     """
 
-    late: bool = False
     taken: bool = False
-    fenced: bool = False
     apart: bool = False
     turns: bool = False
     behind: bool = False
@@ -58,27 +54,27 @@ class Style(NamedTuple):
     wide: bool = False
 
 
-LATE = Style(late=True, fenced=True)
+PLAIN = Style()
 # By padded head size and whether there is a causal mask, the fastest of those that
-# `bench.attention_backward` times; else `LATE`.
+# `bench.attention_backward` times; else `PLAIN`.
 STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): LATE._replace(turns=True, behind=True),
-    (64, True): LATE._replace(apart=True),
-    (96, False): LATE._replace(turns=True, behind=True, kept=True),
-    (96, True): LATE._replace(turns=True, behind=True, kept=True),
-    (128, False): LATE._replace(turns=True),
-    (128, True): LATE._replace(taken=True),
+    (64, False): Style(turns=True, behind=True),
+    (64, True): Style(apart=True),
+    (96, False): Style(turns=True, behind=True, kept=True),
+    (96, True): Style(turns=True, behind=True, kept=True),
+    (128, False): Style(turns=True),
+    (128, True): Style(taken=True),
 }
 # From so many keys on: shorter sequences end with larger parts of tiles, or begin more loops.
 LONG_KEYS = 4096
 LONG_STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): LATE._replace(turns=True, behind=True, kept=True),
-    (64, True): LATE._replace(turns=True, behind=True, wide=True),
+    (64, False): Style(turns=True, behind=True, kept=True),
+    (64, True): Style(turns=True, behind=True, wide=True),
 }
 # Of groups without a causal mask, of windows, and of sums that have one order.
-GROUPED = {128: LATE._replace(turns=True, held=True)}
-WINDOWED = {64: LATE._replace(taken=True), 128: LATE._replace(taken=True, held=True)}
-IN_ORDER = {64: LATE._replace(taken=True), 128: LATE._replace(held=True)}
+GROUPED = {128: Style(turns=True, held=True)}
+WINDOWED = {64: Style(taken=True), 128: Style(taken=True, held=True)}
+IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
@@ -214,10 +210,10 @@ class BackwardConfig:
         elif self.window is not None:
             found = WINDOWED.get(self.depth)
         elif self.packed or self.softcap:
-            found = LATE
+            found = PLAIN
         elif self.group > 1 and not self.causal:
             found = GROUPED.get(self.depth, found)
-        return self.style or found or LATE
+        return self.style or found or PLAIN
 
     @property
     def sum_depth(self) -> int:
