@@ -55,6 +55,7 @@ MIRRORED = frozenset(
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".evidence",  # what bench leaves behind
+    ".rl.pretrain",  # python -m warploom.search.rl.pretrain, at 60bc3d4
     ".flows.pack",  # python -m warploom.flows.pack
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",

@@ -34,7 +34,13 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.evidence import Evidence
-from warploom.kernels.attention.backward_config import BackwardConfig, Style, fitted, packed_for
+from warploom.kernels.attention.backward_config import (
+    PLAIN,
+    BackwardConfig,
+    Style,
+    fitted,
+    packed_for,
+)
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.shares import key_tasks
 
@@ -42,6 +48,7 @@ CLAIM = "attention-backward"
 ORDER = ("q", "k", "v", "do")
 FOLDER = kb.ROOT / "out" / "bench" / "backward"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
+CHUNK = 4096  # rows of a head whose gradients are worked out in float64 at a time
 WRONG = 0.01  # relative error of a gradient that fails
 REPEATS = 10_000  # runs of the shortest cases, on part of their heads, whose bits are compared
 PART = (1, 4)  # batch and heads of that
@@ -59,13 +66,24 @@ CASES = (
 GROUP = 4  # query heads of a key head in the grouped cases
 WINDOW = 1024  # keys that a row sees in the cases with a window
 DEFAULT, SAME, STEP = "default", "deterministic", "with forward"
-# How the loop may be written: every one is timed, and has a row where it is what users get.
+# How the loop may be written, by padded head size: every one is timed, and has a row where it is
+# what users get.
 STYLES = {
-    "late": Style(late=True, fenced=True),
-    "late apart": Style(late=True, fenced=True, apart=True),
-    "late taken": Style(late=True, fenced=True, taken=True),
-    "late turns": Style(late=True, fenced=True, turns=True),
-    "late turns behind": Style(late=True, fenced=True, turns=True, behind=True),
+    64: (
+        Style(turns=True, behind=True),
+        Style(apart=True),
+        Style(turns=True, behind=True, kept=True),
+        Style(turns=True, behind=True, wide=True),
+    ),
+    96: (PLAIN, Style(turns=True, behind=True, kept=True)),
+    128: (
+        Style(turns=True),
+        Style(taken=True),
+        Style(held=True),
+        Style(taken=True, held=True),
+        Style(turns=True, held=True),
+        Style(turns=True, behind=True, held=True),
+    ),
 }
 Call = Callable[[], Any]
 
@@ -130,20 +148,26 @@ def folder(config: BackwardConfig, part: str) -> Path:
     return FOLDER / kb.slug(name)
 
 
-def own_config(case: Case) -> BackwardConfig:
-    """The configuration of the kernels that a user gets."""
-    config, (_, heads, rows, _) = case.config, case.shape
+def own_config(case: Case, style: Style | None = None) -> BackwardConfig:
+    """The configuration of the kernels that a user gets, or of those in another style."""
+    config, (_, heads, rows, _) = replace(case.config, style=style), case.shape
     if config.packed:
         return packed_for(config, rows, heads // config.group, config.sms)
     return fitted(config, rows, rows)
 
 
 def configs(case: Case) -> dict[str, BackwardConfig]:
-    """Our candidates: every style where nothing is special about the case."""
+    """Our candidates."""
     own = own_config(case)
-    if own.depth not in (64, 128) or len(case.name.split()) > 3:
+    if own.long:
         return {DEFAULT: own}
-    return {name: replace(own, style=style) for name, style in STYLES.items()}
+    styles = dict.fromkeys((own.written, *STYLES[own.depth]))
+    return {named(style): own_config(case, style) for style in styles}
+
+
+def named(style: Style) -> str:
+    """What a style is called."""
+    return " ".join(name for name, on in style._asdict().items() if on) or "plain"
 
 
 def default(case: Case) -> str:
@@ -310,17 +334,21 @@ def _hidden(
 
 def expected(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """dq, dk and dv of the first key head of the first sequence in float64; of a group, all its
-    query heads."""
+    query heads. Some rows at a time: float64 scores of 16384 by 16384 are 2 GB."""
     q, k, v, do = (data[x][:1, : config.group if x in ("q", "do") else 1].double() for x in ORDER)
-    scores = config.factor * q @ k.transpose(-1, -2)
-    if config.causal:
-        hidden = _hidden(torch, config, scores.shape[-2:], 0, q.device)
-        scores = scores.masked_fill(hidden, -math.inf)
-    weights = torch.softmax(scores, -1)
-    delta = (do * (weights @ v)).sum(-1, keepdim=True)
-    change = weights * (do @ v.transpose(-1, -2) - delta)
-    dq, dk = change @ k, (change.transpose(-1, -2) @ q).sum(1, keepdim=True)
-    dv = (weights.transpose(-1, -2) @ do).sum(1, keepdim=True)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for first in range(0, q.shape[2], CHUNK):
+        rows = slice(first, first + CHUNK)
+        scores = config.factor * q[:, :, rows] @ k.transpose(-1, -2)
+        if config.causal:
+            hidden = _hidden(torch, config, scores.shape[-2:], first, q.device)
+            scores = scores.masked_fill(hidden, -math.inf)
+        weights = torch.softmax(scores, -1)
+        delta = (do[:, :, rows] * (weights @ v)).sum(-1, keepdim=True)
+        change = weights * (do[:, :, rows] @ v.transpose(-1, -2) - delta)
+        dq[:, :, rows] = change @ k
+        dk += (change.transpose(-1, -2) @ q[:, :, rows]).sum(1, keepdim=True)
+        dv += (weights.transpose(-1, -2) @ do[:, :, rows]).sum(1, keepdim=True)
     return config.factor * dq, config.factor * dk, dv
 
 

@@ -18,6 +18,8 @@ attention (`attention_mla`), one key head whose first 512 columns are the values
 well, and `checks.floor` is the part of the time that their bytes at the copy rate or their
 operations at the tensor cores' rate (at the boost clock) take, whichever is longer. FlashMLA's
 figures are published ones, of another GPU, and stand in `checks` beside them.
+Calls follow one another in a stream. Ours begin while the kernel before them ends, here one of the
+call before, and ask L2 for their first keys meanwhile (`LaunchPlan.fetch_early`).
 Bursts in shuffled rounds, with a second copy of the first library's as A/A control.
 """
 

@@ -186,8 +186,11 @@ def counts_of(torch: Any, experts: int, rows: int) -> Any:
 
 
 def scaled(torch: Any, *shape: int) -> tuple[Any, Any]:
-    """(fp8 elements, scales of their rows' blocks of 128)."""
-    values = torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+    """(fp8 elements, scales of their rows' blocks of 128). Drawn an expert at a time: all of them
+    in 16 bits are more than some GPUs have beside the others' operands."""
+    values = torch.empty(shape, device="cuda", dtype=torch.float8_e4m3fn)
+    for part in values if len(shape) > 2 else (values,):
+        part.copy_(torch.randn(part.shape, device="cuda", dtype=torch.bfloat16))
     return values, torch.rand((*shape[:-1], -(-shape[-1] // SCALED)), device="cuda") + 0.5
 
 
@@ -202,7 +205,7 @@ def operands(torch: Any, case: Case, number: int) -> dict[str, Any]:
     found["ends"] = counts.cumsum(0).int().cuda()
     if case.kind in ("grouped", "few", *WEIGHTS):
         found["a"] = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-        found["b"] = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+        found["b"] = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16).mul_(k**-0.5)
         return found | (_narrow(torch, case, found["b"][0]) if case.kind in WEIGHTS else {})
     found["b"], _ = scaled(torch, experts, n, k)
     if case.kind in BY_VECTORS:
@@ -249,7 +252,7 @@ def _layer(torch: Any, case: Case) -> dict[str, Any]:
     sizes = {"up": (2 * inner, width), "down": (width, inner)}
     for name, (n, k) in sizes.items():
         if case.kind == "experts":
-            found[name] = torch.randn(experts, n, k, **options).transpose(1, 2) * k**-0.5
+            found[name] = torch.randn(experts, n, k, **options).mul_(k**-0.5).transpose(1, 2)
         else:
             found[name] = scaled(torch, experts, n, k)[0].transpose(1, 2)
             found[f"scale_{name}"] = (torch.rand((experts, n), device="cuda") + 0.5) * k**-0.5

@@ -58,7 +58,7 @@ def test_the_glossary_has_every_former_name():
     text = GLOSSARY.read_text().partition("## Former names")[2]
     shown = set(re.findall(r"`(\w+)`", text))
     renamed = {name for name, now in FORMER_PLAN.items() if now.startswith("called")}
-    renamed |= FORMER_MOVES.keys()
+    renamed |= set(FORMER_MOVES)
     for former in FORMER.values():
         renamed |= former.keys()
     assert renamed <= shown

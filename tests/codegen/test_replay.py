@@ -8,6 +8,7 @@ import pytest
 
 from warploom.autosched import chosen
 from warploom.autosched.chosen import chosen_kernel, shallow
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import build
@@ -16,8 +17,9 @@ from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, default_policy, gemm
+from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.recurrent import program as recurrent
-from warploom.kernels.select import select
+from warploom.kernels.tuned.variant import Variant
 from warploom.perf.replay import replay, walked
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
@@ -199,7 +201,9 @@ def test_shallow_rings_where_nothing_is_lost(
 
 def test_the_bound_is_below_what_was_counted_on_the_machine():
     """128x192x64 in bf16: 767 cycles a step on an H200, where shared memory is charged 832."""
-    chosen = select("gemm", {"m": "8192", "n": "8192", "k": "8192"})
-    assert chosen.config.tile[:2] == (128, 192)
-    (found,) = replay(chosen.program, chosen.schedule, chosen.build().cubin).loops.values()
+    plan = ("raster=8", "cluster=m_tile:2", "depth=4")
+    variant = Variant("", Point((("tile", "128,192"),), (), "inflight", plan), GEMM.template)
+    config = variant.config(GemmConfig())
+    program, schedule = gemm(config), variant.schedule(config)
+    (found,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
     assert found.bound == 768 and "tensor core" in found.reason

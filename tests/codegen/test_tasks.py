@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -149,20 +150,29 @@ def test_dynamic_kernels_compile_and_name_their_counter():
     assert emit(lower(program, schedule)).text.count("take_task(task_counter") == 1
 
 
-@pytest.mark.parametrize("once", [True, False])
-def test_every_role_waits_for_the_previous_grid_before_it_reads_or_writes(once):
+@pytest.mark.parametrize(("once", "fetched"), [(True, 3), (True, 0), (False, 3), (False, 0)])
+def test_every_role_waits_for_the_previous_grid_before_it_reads_or_writes(once, fetched):
     config = DecodeConfig(dtype=E4M3, page=16, once=once, tile=(64, 128))  # whose values are turned
-    program = decode(config)
-    text = emit(lower(program, schedule_for(program, decode_policy(config)))).text
+    program, policy = decode(config), decode_policy(config)
+    policy = replace(policy, launch=policy.launch.with_options(fetch_early=fetched))
+    text = emit(lower(program, schedule_for(program, policy))).text
     text = text[text.index("start_next_grid();\n") :]
-    before, *roles = text.split("const int task = " if once else "for (int task = ")
-    assert len(roles) == 3  # loading, turning, computing
-    assert ("wait_previous_grid();" in before) != once
-    assert not re.search(r"_data\b|tma_load", before)
-    for role in roles if once else ():
-        first = re.search(r"_data\b|tma_load|barrier_wait", role)
-        place, wait = (role.index(x) for x in ("_place = rest %", "wait_previous_grid();"))
-        assert place < wait < first.start() and role.count("wait_previous_grid();") == 1
+    before, *roles = re.split(r"// (?:load|compute0): |// turn operands", text)
+    assert len(roles) == 3
+    access = r"(?<!number_now\()\b\w+_data\b|tma_load"
+    assert not re.search(access, before)
+    if not (once or fetched):
+        assert before.count("wait_previous_grid();") == text.count("wait_previous_grid();") == 1
+        return
+    for role in roles:
+        first, wait = re.search(access, role), role.index("wait_previous_grid();")
+        assert wait < first.start() and role.count("wait_previous_grid();") == 1
+        assert not once or role.index("_place = rest %") < wait
+        assert "tma_fetch" not in role[wait:]
+    # L2 is asked by the thread that loads, and numbers are read again for the copies.
+    ahead = roles[0][: roles[0].index("wait_previous_grid();")]
+    assert ("tma_fetch_4d(&k_map" in ahead) == ("number_now(lengths_data" in ahead) == (fetched > 0)
+    assert all("tma_fetch" not in role for role in roles[1:])
 
 
 REFUSED = {
@@ -170,6 +180,7 @@ REFUSED = {
     "needs persistent=True": {"tile_scheduler": "serpentine", "persistent": False},
     "use 'serpentine'": {"tile_scheduler": "dynamic", "cluster": ("m_tile", 2)},
     "grouped='plane'": {"grouped": "plane"},
+    "fetch_early=2 with dependent=False": {"fetch_early": 2},
 }
 
 

@@ -427,6 +427,7 @@ RECURRENCES = {
 }
 RECURRENT_GRADIENTS = {
     "mamba": ("rows",),
+    "wide": ("rows",),
     "gla": ("keys", "queries"),
     "gated-delta": ("values", "rest"),
 }

@@ -32,16 +32,26 @@ from warploom.kernels.attention.backward import (
     finish,
     prepare,
 )
-from warploom.kernels.attention.backward_config import BackwardConfig, Style
+from warploom.kernels.attention.backward_config import LONG_STYLES, BackwardConfig, Style
 from warploom.kernels.attention.gradients import FRAGMENTS, kernel
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
 
 # name -> (config, rows, keys, heads)
 CASES = {
     "full": (BackwardConfig(), 132, 200, 1),
-    "causal": (BackwardConfig(causal=True, group=2, style=Style(fenced=True)), 200, 140, 2),
+    "causal": (BackwardConfig(causal=True, group=2, style=Style()), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
-    "whole": (BackwardConfig(style=Style(late=True, fenced=True, turns=True)), 132, 400, 1),
+    "whole": (BackwardConfig(style=Style(turns=True)), 132, 400, 1),
+    "kept": (BackwardConfig(head_dim=64, style=LONG_STYLES[64, False]), 132, 200, 1),
+    "three-groups": (
+        BackwardConfig(head_dim=64, causal=True, style=LONG_STYLES[64, True]),
+        200,
+        400,
+        1,
+    ),
+    "held": (BackwardConfig(group=2), 132, 200, 2),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
     "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
@@ -134,6 +144,20 @@ def test_kernels_without_a_matmul_do_not_spill(name):
     config = CASES[name][0]
     for program in (prepare(config), finish(config)):
         assert build(program, simt(program)).resources.spill_bytes == 0
+
+
+def test_exponentials_stay_before_the_wait_for_what_they_do_not_need():
+    """What the compiler does without `held`, too, or the style would say nothing."""
+    before = {}
+    for held in (True, False):
+        config = BackwardConfig(whole_keys=True, style=Style(held=held))
+        program, policy, allow = kernel(config, "main")
+        built = build(program, schedule_for(program, policy), allow=allow)
+        code = [one.line.opcode for one in decode(parse(built.cubin)).instructions]
+        waits = [n for n, name in enumerate(code) if name.startswith("WARPGROUP.DEPBAR")]
+        powers = [n for n, name in enumerate(code) if name == "MUFU.EX2"]
+        before[held] = sum(n < waits[1] for n in powers), len(powers)
+    assert before[True] == (32, 32) and before[False][0] < 8
 
 
 @pytest.fixture(scope="module")

@@ -121,3 +121,11 @@ def test_128_heads_over_one_latent_key_have_the_registers_they_need(dtype, page)
     config = planned(asked, 128, 1, 4096, 132).config
     assert config.twin and not config.split
     assert compiled(decode(config), decode_policy(config)).resources.spill_bytes == 0
+
+
+def test_a_causal_mask_over_8_bit_latent_keys_has_the_registers_it_needs():
+    asked = DecodeConfig(dtype=t.E4M3, head_dim=576, value_dim=512, group=20, causal=True, page=64)
+    for splits in (1, 5):
+        config = planned(asked, 4, 2, 1024, 132, splits).config
+        assert config.split == (splits > 1)
+        assert compiled(decode(config), decode_policy(config)).resources.spill_bytes == 0

@@ -100,13 +100,15 @@ def _results(config: RecurrentConfig, *args: Any) -> tuple[Any, ...]:
 
 
 def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None:
-    tensors, made = _given(args), dict(zip(WRITTEN, results, strict=True))
+    tensors = _given(args)
+    made: dict[str, Any] = dict(zip(WRITTEN, results, strict=True))
     if tensors["v"].numel() == 0:
         for one in results:
             one.zero_()
         return
     # Tasks may leave parts of dq, dk and dv; `starts` is what a kernel leaves another.
-    heads, parts = tensors["v"].shape[2], ["dv"] if tiles_of(config)[1] > 1 else []
+    heads, parts = tensors["v"].shape[2], list[str]()
+    parts += ["dv"] if tiles_of(config)[1] > 1 else []
     parts += ["dq", "dk"] if tensors["q"].shape[2] != slots_of(config, heads) else []
     own = [x for x in _written(config) if x not in WRITTEN or x in parts]
     kept = _room(config, tensors, own)

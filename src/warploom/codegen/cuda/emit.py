@@ -21,7 +21,7 @@ from warploom.codegen.cuda.emit_steps import raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
-from warploom.codegen.cuda.tasks import placed_early, task_lines
+from warploom.codegen.cuda.tasks import task_lines, waits_in_roles
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import CHUNK
@@ -147,7 +147,7 @@ class Printer:
         lines += [f"  prefetch_map(&{one.name});" for one in self.facts.parameters.maps]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
-        if self.plan.dependent and not placed_early(self.plan):
+        if self.plan.dependent and not waits_in_roles(self.plan):
             lines.append("wait_previous_grid();")
         return lines
 
@@ -328,7 +328,8 @@ class Printer:
         if role.ahead:
             overlap = Overlap.of(self.block, role)
             return overlapped_lines(overlap, values, self.steps.ahead(role), body)
-        head, tail = task_lines(self.program, self.plan, role.loads)
+        early = self.steps.asked_early(role) if role.loads and self.plan.fetch_early else []
+        head, tail = task_lines(self.program, self.plan, role.loads, early=early)
         return [*head, *indent(body), *tail.split("\n")]
 
     def _declare(self, values: Values, var: Var) -> str:

@@ -28,6 +28,7 @@ from warploom.codegen.cuda.emit_store import (
     carried_wait,
     where_it_has_rows,
 )
+from warploom.codegen.cuda.emit_tma import fetch_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import element_of, read_line
@@ -38,6 +39,12 @@ from warploom.errors import InputError
 from warploom.tile import Loop, Op, Read
 
 Emit = Callable[[Sequence[Code], str, int], list[str]]
+# ptxas moves nothing over a read of the clock that something uses: here a store that never is.
+HOLD = """DEVICE void hold(unsigned at) {
+  asm volatile("{ .reg .b64 now; .reg .pred never; mov.u64 now, %%clock64; "
+               "setp.lt.s64 never, now, 0; @never st.shared.b64 [%0], now; }" ::"r"(at) : "memory");
+}
+"""
 PREFETCHED = 16  # iterations ahead of which L2 is asked for what they read
 
 
@@ -127,6 +134,34 @@ class StepCode(StepLines):
                     "}",
                 ]
         return lines
+
+    def asked_early(self, role: Role) -> list[str]:
+        """L2 is asked for what the first iterations load, where numbers say by now that it is: they
+        are read again, and copied is what they say then."""
+        lines: list[str] = []
+        for loop in self.program.loops():
+            index, counter = loop.index, c_name(loop.index)
+            found = [op for op in loop.body if isinstance(op, Op)]
+            copied = [op for op in found if op.id in self.facts.parameters.copies]
+            names = {index: counter}
+            body = [self._number_now(read, names) for read in loop.reads]
+            for op in copied:
+                copy = self.facts.parameters.copies[op.id]
+                body += fetch_lines(self.block, copy, op, names, self.helpers)
+            stop = f"::min({index}_stop, {index}_start + {self.plan.fetch_early})"
+            lines += [
+                "{",
+                *indent(self.range_lines(role, loop)),
+                f"  for (int {counter} = {index}_start; {counter} < {stop}; ++{counter}) {{",
+                *indent(indent(body)),
+                "  }",
+                "}",
+            ]
+        first = [self._number_now(read, {}) for read in self.program.reads]
+        return ["{", *indent([*first, *lines]), "}"]
+
+    def _number_now(self, read: Read, names: Names) -> str:
+        return read_line(read, True, self.cluster > 1, names, "number_now")
 
     def _started_ahead(self, code: LoopCode, write: Emit) -> list[str]:
         """A loop whose first iterations are started before the others: a steady state between
@@ -220,7 +255,15 @@ class StepCode(StepLines):
                 for fill in fills.values()
                 for read in loop.reads
             ]
-        return lines + [line for one in codes for line in self._written(one, here, role)]
+        before: Code | None = None
+        for one in codes:
+            held = self.plan.hold_arithmetic and self.fences and _computes(before)
+            if held and isinstance(one, steps.Join):
+                self.helpers["hold"] = HOLD
+                lines.append("hold(shared);")
+            lines += self._written(one, here, role)
+            before = one
+        return lines
 
     def _reads_ahead(self, loop: Loop, section: Pipeline, base: str) -> list[str]:
         """The numbers of an iteration, which the one before has read, and those of the next; what
@@ -299,7 +342,7 @@ class StepCode(StepLines):
                 return self._issue(step, here)
             case steps.Join():
                 return self._join(step)
-            case steps.Run() | steps.Send():
+            case steps.Run() | steps.Send() | steps.Leave():
                 return self._run(step, here)
             case (
                 steps.Meet()
@@ -307,6 +350,7 @@ class StepCode(StepLines):
                 | steps.Take()
                 | steps.GroupSync()
                 | steps.FencedGroupSync()
+                | steps.PanelSync()
             ):
                 return self._together(step, here)
             case steps.TurnWait():
@@ -329,6 +373,12 @@ def _ends(one: Code | LoopCode, ending: Ending, role: Role) -> bool:
     if isinstance(one, LoopCode):
         return not role.computes
     return isinstance(one, steps.Run) and one.op == ending.store
+
+
+def _computes(code: Code | None) -> bool:
+    """Whether code is arithmetic."""
+    step = first_step(code) if code is not None else None
+    return isinstance(step, steps.Run) and not step.op.kind.startswith("store")
 
 
 def _read(read: Read, names: Names) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from warploom.codegen.analysis.kernel_facts import KernelFacts
 from warploom.codegen.analysis.stores import STORES, over_ring
 from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
+from warploom.codegen.cuda.emit_exchange import left_lines
 from warploom.codegen.cuda.emit_mma import issue_lines
 from warploom.codegen.cuda.emit_ops import (
     compute_lines,
@@ -75,7 +76,7 @@ class Here:
         return own | {read.name: f"{read.name}_before{step.stage}" for read in older}
 
 
-Syncs = steps.GroupSync | steps.FencedGroupSync
+Syncs = steps.GroupSync | steps.FencedGroupSync | steps.PanelSync
 Together = steps.Meet | steps.Share | steps.Take | Syncs
 
 
@@ -185,8 +186,10 @@ class StepLines:
     def _join(self, step: steps.Join) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
-    def _run(self, step: steps.Run | steps.Send, here: Here) -> list[str]:
+    def _run(self, step: steps.Run | steps.Send | steps.Leave, here: Here) -> list[str]:
         op, values, names = step.op, here.values, here.names(step)
+        if isinstance(step, steps.Leave):
+            return left_lines(values, op, names)
         if op.kind in STORES:
             lines = self._store(values, op, names, isinstance(step, steps.Send))
             if isinstance(step, steps.Run) or not step.stage:
@@ -211,7 +214,8 @@ class StepLines:
             return [f"{name}_live = 0;"]
         if name in self.facts.layout.handed:
             copied = hand_lines(values, op.dst)
-        return self._addressed(step, here, [*compute_lines(values, op, names), *copied])
+        lines = compute_lines(values, op, names, op.id in self.facts.left)
+        return self._addressed(step, here, [*lines, *copied])
 
     def _take(self, step: steps.Take, here: Here) -> list[str]:
         """What a group takes of what one has made for all; matmuls read staged tiles where they
@@ -242,6 +246,8 @@ class StepLines:
     def _together(self, step: Together, here: Here) -> list[str]:
         if isinstance(step, steps.Take):
             return self._take(step, here)
+        if isinstance(step, steps.PanelSync):
+            return [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         if isinstance(step, steps.GroupSync | steps.FencedGroupSync):
             fenced = self.fences and isinstance(step, steps.FencedGroupSync)
             return [*(["fence_async();"] if fenced else []), group_sync(self.parts)]

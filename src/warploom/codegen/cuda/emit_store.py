@@ -92,7 +92,7 @@ def store_lines(
             whole.append(f"{c_index(span.start, names)} + {last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     store = _store(panels, map_name, values, stopless, names, helpers)
-    lines = store.handed() if path.carried else store.met() if path.late else store.lines()
+    lines = store.handed() if path.carried else store.written() if path.late else store.lines()
     if not whole:
         return lines
     return [
@@ -159,6 +159,7 @@ class _Store:
         self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
         self.slots, self.step = panels.slots, panels.slot_bytes
         self.base = "panels" if panels.in_turn else f"panels + part * {panels.group_bytes}"
+        self.base += f" + {panels.first * panels.slot_bytes}" if panels.first else ""
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
@@ -170,7 +171,7 @@ class _Store:
         return [
             # In turn the others have waited for the last copy before they met.
             *([] if in_turn else [carried_wait(self.values.placement), "carried_parity ^= 1;"]),
-            *self._written(),
+            *self.written(),
             "__syncwarp();",
             f"if (lane == 0) barrier_arrive(carried_full{'' if in_turn else ' + part * 8'});",
         ]
@@ -183,7 +184,8 @@ class _Store:
             for number, origin in enumerate(self.panels.origins)
         ]
 
-    def _written(self) -> list[str]:
+    def written(self) -> list[str]:
+        """All panels, each in its slot."""
         # The branch keeps ptxas from beginning all panels at once, which spills.
         lines: list[str] = []
         for number, origin in enumerate(self.panels.origins):
@@ -196,7 +198,9 @@ class _Store:
         # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
         return [
-            *self.met(),
+            f"{LEADER} store_wait_read<0>();",
+            self._sync(),
+            *self.written(),
             "fence_async();",
             self._sync(),
             *self.sent(),
@@ -206,10 +210,6 @@ class _Store:
                 for line in self._copied(f"{self.base} + {number * self.step}", origin)
             ),
         ]
-
-    def met(self) -> list[str]:
-        """All panels, each in its slot, which the stores before have read."""
-        return [f"{LEADER} store_wait_read<0>();", self._sync(), *self._written()]
 
     def sent(self) -> list[str]:
         """The copies of all panels, which the whole group has written and fenced."""
@@ -300,7 +300,7 @@ class _Fragments(_Store):
     """A store as the registers hold the tile: four elements of a thread behind those of the thread
     before, in one piece for the group."""
 
-    def _written(self) -> list[str]:
+    def written(self) -> list[str]:
         kind = self.values.placement.local(self.op.srcs[0].type)
         source, groups = self.op.srcs[0], kind.shape[1] // 8
         four = [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from warploom.codegen.analysis.parameters import TileCopy
-from warploom.codegen.cuda.prelude import tma_load
+from warploom.codegen.cuda.prelude import tma_fetch, tma_load
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.layout import SharedTile
 from warploom.tile import Op, Span
 from warploom.tile.evaluate import parts_of
 
@@ -32,19 +33,41 @@ def fill_lines(
     assert op.dst is not None
     ring, buffer = block.home(op.dst.name)
     tile, blocks = block.placement.shared[op.dst.name][1], copy.blocks
-    multicast = blocks > 1
-    map_name = f"&{copy.map}"
-    if copy.last_map:
-        map_name = f"(rank < {blocks - 1} ? {map_name} : &{copy.last_map})"
-    name, text = tma_load(len(op.spans), multicast)
+    name, text = tma_load(len(op.spans), blocks > 1)
     helpers[name] = text
     slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes}"
     bar = f"{ring.name}_full + {ring.name}_cursor.slot * 8"
     # One bit a block of the cluster.
-    mask = f", {(1 << blocks) - 1}" if multicast else ""
-    lines: list[str] = []
+    mask = f", {(1 << blocks) - 1}" if blocks > 1 else ""
+    return [
+        f"{name}({slot} + {buffer.offset + at}{shift}, {_map(copy)}, {bar}, {where}{mask});"
+        for at, shift, where in _boxes(tile, copy, op, names)
+    ]
+
+
+def fetch_lines(
+    block: BlockProgram, copy: TileCopy, op: Op, names: dict[str, str], helpers: dict[str, str]
+) -> list[str]:
+    """Ask L2 for what the copies of one load bring."""
+    assert op.dst is not None
+    name, text = tma_fetch(len(op.spans))
+    helpers[name] = text
+    tile = block.placement.shared[op.dst.name][1]
+    return [f"{name}({_map(copy)}, {where});" for _, _, where in _boxes(tile, copy, op, names)]
+
+
+def _map(copy: TileCopy) -> str:
+    one = f"&{copy.map}"
+    return f"(rank < {copy.blocks - 1} ? {one} : &{copy.last_map})" if copy.last_map else one
+
+
+def _boxes(
+    tile: SharedTile, copy: TileCopy, op: Op, names: dict[str, str]
+) -> Iterator[tuple[int, str, str]]:
+    """Of every box its place in the slot, what a block's number adds to it, and coordinates."""
+    multicast = copy.blocks > 1
     for panel in range(copy.panels):
-        at = buffer.offset + panel * tile.panel_bytes
+        at = panel * tile.panel_bytes
         row, col, shift = "0", str(panel * tile.panel_cols), ""
         if multicast and copy.rows < tile.rows:
             row, shift = f"rank * {copy.rows}", f" + rank * {copy.rows * tile.width}"
@@ -55,6 +78,4 @@ def fill_lines(
             for above in range(0, copy.rows, copy.box_rows):
                 down = row if not above else str(above) if row == "0" else f"{row} + {above}"
                 where = coordinates(spans, names, down, col)
-                to = f"{slot} + {at + (number * copy.rows + above) * tile.width}{shift}"
-                lines.append(f"{name}({to}, {map_name}, {bar}, {where}{mask});")
-    return lines
+                yield at + (number * copy.rows + above) * tile.width, shift, where

@@ -71,6 +71,20 @@ DEVICE void {name}(unsigned to, const TensorMap* map, unsigned bar, {coords}{ext
     return name, text
 
 
+def tma_fetch(rank: int) -> tuple[str, str]:
+    """Name and text of the bulk tensor prefetch into L2 of that rank."""
+    coords = ", ".join(f"int c{i}" for i in range(rank))
+    holes = ", ".join(f"%{i + 1}" for i in range(rank))
+    uses = ", ".join(f'"r"(c{i})' for i in range(rank))
+    name = f"tma_fetch_{rank}d"
+    text = f"""\
+DEVICE void {name}(const TensorMap* map, {coords}) {{
+  asm volatile("cp.async.bulk.prefetch.tensor.{rank}d.L2.global [%0, {{{holes}}}];"
+               ::"l"(map), {uses} : "memory");
+}}"""
+    return name, text
+
+
 def tma_store(rank: int, add: bool) -> tuple[str, str]:
     """Name and text of the bulk tensor store (or reduce-add) of that rank."""
     coords = ", ".join(f"int c{i}" for i in range(rank))

@@ -26,15 +26,23 @@ def in_grid(program: Program, plan: LaunchPlan) -> str:
 
 
 def task_lines(
-    program: Program, plan: LaunchPlan, loads: bool = True, sharing: int = 1
+    program: Program,
+    plan: LaunchPlan,
+    loads: bool = True,
+    sharing: int = 1,
+    early: Sequence[str] = (),
 ) -> tuple[list[str], str]:
     """The head and the last lines of the loop over tasks; the head defines every grid index.
+    `early` is what a block does for its first task before the previous grid has ended.
 
     With clusters a task is a cluster's: its blocks take neighbouring positions of the axis, or all
     `sharing` of them do the same one.
     """
     opening, closing = _walk(plan, plan.cluster[1] * sharing, loads)
-    body = indent(position_lines(program, plan, loads))
+    if plan.persistent and waits_in_roles(plan):
+        opening = [*_for_first_task(program, plan, early), "wait_previous_grid();", *opening]
+        early = ()
+    body = indent(position_lines(program, plan, loads, early=early))
     return [*count_lines(program, plan), *opening, *body], closing
 
 
@@ -57,13 +65,24 @@ def count_lines(program: Program, plan: LaunchPlan) -> list[str]:
 
 
 def position_lines(
-    program: Program, plan: LaunchPlan, loads: bool, within: bool = False
+    program: Program,
+    plan: LaunchPlan,
+    loads: bool,
+    within: bool = False,
+    early: Sequence[str] = (),
 ) -> list[str]:
     """From `task` to every grid index, and what the program reads to know its task; `within`: the
     task is one of the grid, so that nothing is divided for the first index. A block with one task
     knows its place before the previous grid has ended."""
-    clustered = cluster_axis(program, plan)
-    blocks = plan.cluster[1]
+    names = [c_name(name) for name, _ in program.grid]
+    body = _places(program, plan, within)
+    if not plan.persistent and waits_in_roles(plan):
+        body += [*early, *_wait_with(names)]
+    return [*body, *[read_line(read, loads, plan.cluster[1] > 1) for read in program.reads]]
+
+
+def _places(program: Program, plan: LaunchPlan, within: bool = False) -> list[str]:
+    clustered, blocks = cluster_axis(program, plan), plan.cluster[1]
     names = [name for name, _ in program.grid]
     body = _position(names, plan, within)
     for number, name in enumerate(names):
@@ -73,14 +92,28 @@ def position_lines(
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
         body.append(f"const int {c_name(name)} = {value};")
-    if placed_early(plan):
-        body += _wait_with([c_name(name) for name in names])
-    return [*body, *[read_line(read, loads, blocks > 1) for read in program.reads]]
+    return body
 
 
-def placed_early(plan: LaunchPlan) -> bool:
-    """Whether a block works out the place of its task while the previous grid is still there."""
-    return plan.dependent and not plan.persistent
+def waits_in_roles(plan: LaunchPlan) -> bool:
+    """Whether each role waits for the previous grid itself, behind what it does before: a block
+    with one task knows its place by then, and the loading warp may have asked L2 for operands."""
+    return plan.dependent and (not plan.persistent or plan.fetch_early > 0)
+
+
+def _for_first_task(program: Program, plan: LaunchPlan, early: Sequence[str]) -> list[str]:
+    if not early:
+        return []
+    first, _ = first_and_stride(plan.cluster[1])
+    inner = [*_places(program, plan), *early]
+    return [
+        "{",
+        f"  const int task = {first};",
+        "  if (task < tasks) {",
+        *indent(indent(inner)),
+        "  }",
+        "}",
+    ]
 
 
 def _wait_with(names: Sequence[str]) -> list[str]:
@@ -121,10 +154,16 @@ def _taken(into: str) -> list[str]:
     ]
 
 
-def read_line(read: Read, loads: bool, guarded: bool, names: dict[str, str] | None = None) -> str:
+def read_line(
+    read: Read,
+    loads: bool,
+    guarded: bool,
+    names: dict[str, str] | None = None,
+    function: str = "__ldg",
+) -> str:
     """The declaration of a number that is read: by the producer, which is one thread, where it
     `loads`; `guarded` where its place may lie outside of the array."""
-    value = f"__ldg({element_of(read.array, read.at, names)})"
+    value = f"{function}({element_of(read.array, read.at, names)})"
     if guarded:
         # A block of the last cluster may lie beyond the grid.
         checks = [

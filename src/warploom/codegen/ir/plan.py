@@ -78,11 +78,16 @@ class LaunchPlan:
                     store it, in turn: one in an iteration, while the others go on. Else each makes
                     a part of it
     dependent       programmatic dependent launch: wait for the previous grid before the first read
+    fetch_early     iterations of the loops of a block's first task whose operands L2 is asked for
+                    before the previous grid has ended (dependent); numbers that say where they are
+                    are read then and once more, so that they have to be in bounds at any time
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
                     them (`cuda.voted_skip`)
     overlap_next_task  the first matmul of the next task is started before the stores of the present
                     one (`passes.overlap`)
+    hold_arithmetic  what is computed before a wait for matmuls stays before it, where the compiler
+                    would move it behind the wait
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
@@ -91,6 +96,8 @@ class LaunchPlan:
                     such a read takes as long as several blocks
     late_stores     the panels of a store are copied behind the next fence of the group, be it for
                     a matmul, and not behind one of their own
+    early_exchanges  a vector that threads exchange lies in shared memory before a meeting of the
+                    group that there is anyway, and not between two of its own
     keep_masks      tiles of 16 bits that are 0 where a condition on places alone does not hold are
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
@@ -117,13 +124,16 @@ class LaunchPlan:
     fence_at_meeting: bool = False
     in_turn: bool = False
     dependent: bool = False
+    fetch_early: int = 0
     skip_unit: bool = False
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
+    hold_arithmetic: bool = False
     resident: int = 1
     reads_ahead: bool = False
     late_stores: bool = False
+    early_exchanges: bool = False
     keep_masks: bool = False
     l2_promotion: int = 256
     share_vectors: bool = False
@@ -158,6 +168,15 @@ class LaunchPlan:
                 f"persistent={self.persistent}, expected blocks that do several tasks, each by "
                 "itself"
             )
+        if self.fetch_early and (not self.dependent or self.overlap_next_task):
+            raise InputError(
+                f"launch plan: fetch_early={self.fetch_early} with dependent={self.dependent} "
+                f"overlap_next_task={self.overlap_next_task}: expected a dependent launch, tasks "
+                "one after the other"
+            )
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
         two = self.fence_at_meeting or self.in_turn
         if self.staged_slots not in ((2,) if two else (1, 2)) or self.in_turn > self.store_warps:
             raise InputError(

@@ -20,12 +20,13 @@ from warploom.codegen.ir.steps import (
     GroupSync,
     Issue,
     Join,
+    Leave,
     Meet,
+    PanelSync,
     Publish,
     Release,
     Run,
     Send,
-    Step,
     Take,
     TurnPass,
     TurnWait,
@@ -279,10 +280,10 @@ def own_memory(block: BlockProgram) -> Iterator[str]:
     own = block.placement.staged.keys() - block.placement.common
     for role, trips, trace in _traces(block) if own else ():
         flying: list[set[str]] = []
-        unseen, ended, late = set[str](), set[str](), _late(trace)
+        unseen, ended = set[str](), set[str]()
         for event in trace:
             step, fault = event.step, ""
-            if isinstance(step, GroupSync | FencedGroupSync | Meet) or _writes_panels(step, late):
+            if isinstance(step, GroupSync | FencedGroupSync | PanelSync | Meet):
                 ended.clear()
             match step:
                 case Join():
@@ -308,34 +309,61 @@ def own_memory(block: BlockProgram) -> Iterator[str]:
 
 def panels(block: BlockProgram) -> Iterator[str]:
     """The panels of a store whose copies are a step of their own are copied once, behind a fence of
-    the group, before any other store."""
+    the group, before any store that has none of its own; warps meet when the copies have read them
+    before they are written again."""
     for role, trips, trace in _traces(block) if block.launch.late_stores else ():
-        late, fenced = _late(trace), False
-        written: Op | None = None
+        late = {event.step.op for event in trace if isinstance(event.step, Send)}
+        written = dict[Op, bool]()  # stores not yet copied: whether a fence is behind
+        copied = set[Op]()  # and those whose copies may still read
         for event in trace:
             step, fault = event.step, ""
-            if isinstance(step, FencedGroupSync):
-                fenced = True
-            elif isinstance(step, Send) and event.iteration >= 0:  # before the first there is none
-                right = written == step.op and fenced
-                fault = "" if right else "copies what not all warps have written"
-                written = None
-            elif isinstance(step, Run) and step.op.kind in STORES:
-                fault = "" if written is None else f"while panels of {written.label} are not copied"
-                written, fenced = step.op if _writes_panels(step, late) else None, False
+            match step:
+                case FencedGroupSync():
+                    written = dict.fromkeys(written, True)
+                case PanelSync():
+                    copied.clear()
+                case Send(op) if event.iteration >= 0:  # before the first there is none
+                    if not written.pop(op, False):
+                        fault = "copies what not all warps have written"
+                    copied.add(op)
+                case Run(op) if op.kind in STORES:
+                    if op in written or (written and op not in late):
+                        fault = f"while panels of {min(one.label for one in written)} wait"
+                    if op in copied:
+                        fault = "writes panels that copies may read"
+                    written |= {op: False} if op in late else {}
+                case _:
+                    pass
             if fault:
                 yield f"{_at(role, trips, event)} {fault}"
-        if written is not None:
-            yield f"{_at(role, trips)} ends with panels of {written.label} that nothing copies"
+        for op in written:
+            yield f"{_at(role, trips)} ends with panels of {op.label} that nothing copies"
 
 
-def _late(trace: Iterable[Event]) -> set[int]:
-    """The stores whose copies are a step of their own; the group meets before it writes them."""
-    return {event.step.op.id for event in trace if isinstance(event.step, Send)}
-
-
-def _writes_panels(step: Step, late: set[int]) -> bool:
-    return isinstance(step, Run) and step.op.id in late
+def left_for_exchanges(block: BlockProgram) -> Iterator[str]:
+    """Between a vector left in shared memory and the exchange that reads it warps meet, and the
+    vector stays as it was; they meet again before the next one is left."""
+    for role, trips, trace in _traces(block) if block.launch.early_exchanges else ():
+        early = {event.step.op for event in trace if isinstance(event.step, Leave)}
+        left, read = dict[Op, bool](), set[Op]()  # left: whether warps have met since
+        for event in trace:
+            step, fault = event.step, ""
+            match step:
+                case GroupSync() | FencedGroupSync() | PanelSync():
+                    left, read = dict.fromkeys(left, True), set[Op]()
+                case Leave(op):
+                    fault = "while warps may read the one before" if op in read else ""
+                    left[op] = False
+                case Run(op) if op in early:
+                    if not left.pop(op, False):
+                        fault = "reads what not all warps have left"
+                    read.add(op)
+                case Run(op) if any(one.srcs[0] == op.dst for one in left):
+                    fault = "changes what was left for an exchange"
+                case _:
+                    pass
+            if fault:
+                yield f"{_at(role, trips, event)} {fault}"
 
 
 def left_out(block: BlockProgram) -> Iterator[str]:

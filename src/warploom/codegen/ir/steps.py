@@ -115,6 +115,11 @@ class Take(_OfOp):
     """Consumer: take the result of an op that the first group has done for all."""
 
 
+class Leave(_OfOp):
+    """Consumer: put what an exchange reads into the group's shared memory; the step that does the
+    exchange then only reads (`LaunchPlan.early_exchanges`)."""
+
+
 class Send(_OfOp):
     """Consumer: start the copies of a store whose panels are written (`LaunchPlan.late_stores`);
     nothing in a stage that no iteration has reached."""
@@ -142,6 +147,11 @@ class FencedGroupSync(_OfGroup):
     """Consumer: the same, and matmuls see what they wrote to shared memory before."""
 
 
+class PanelSync(_OfGroup):
+    """Consumer: the warps of the group wait for one another, and for all copies that it started:
+    they have read their panels."""
+
+
 class TurnWait(_OfGroup):
     """Consumer: wait for the group's turn with the tensor core."""
 
@@ -156,8 +166,8 @@ class Ahead(_OfGroup):
 
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
-GroupStep = Join | GroupSync | FencedGroupSync | TurnWait | TurnPass
-Step = RingStep | OpStep | GroupStep | Meet | Share | Send | Ahead
+GroupStep = Join | GroupSync | FencedGroupSync | PanelSync | TurnWait | TurnPass
+Step = RingStep | OpStep | GroupStep | Meet | Share | Leave | Send | Ahead
 
 
 def start_of(op: Op) -> Issue | Run:

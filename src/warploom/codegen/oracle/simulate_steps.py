@@ -25,12 +25,13 @@ from warploom.codegen.oracle.barriers import (
     Push,
     arrivals_of,
 )
-from warploom.codegen.oracle.state import Agent, Matmul, Room, SharedRing, Slot
+from warploom.codegen.oracle.state import Agent, Matmul, Panels, Room, SharedRing, Slot
 from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
 
-OneStep = steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | steps.Share | steps.Send
+Early = steps.Share | steps.Leave | steps.Send
+OneStep = steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | Early
 
 
 class Steps:
@@ -40,7 +41,7 @@ class Steps:
     block: BlockProgram
     placement: Placement
     local: Callable[[Op, int], Op]  # an op as a group of that number runs it
-    late: set[int]  # stores whose copies are a step of their own
+    late: dict[int, set[int]]  # slots of panels of stores whose copies are a step of their own
     memory: dict[str, Value]
     source: dict[str, Value]
     cluster: int
@@ -87,8 +88,14 @@ class Steps:
             case steps.Meet() | steps.Take():
                 taken = isinstance(step, steps.Take)
                 return self._take(agent, step.op) if taken else self._meet(agent, step)
-            case steps.Share() | steps.GroupSync() | steps.FencedGroupSync():
-                return True  # a group is one agent, which has the whole vector
+            case (
+                steps.Share()
+                | steps.GroupSync()
+                | steps.FencedGroupSync()
+                | steps.PanelSync()
+                | steps.Leave()
+            ):
+                return self._together(agent, step)
             case steps.TurnWait():
                 return self._turn_wait(agent)
             case steps.TurnPass():
@@ -386,12 +393,12 @@ class Steps:
             assert op.array is not None
             ours = part == 0 or self.placement.is_split(op.srcs[0].type)
             ours = ours or op.id in self.placement.in_turn
-            if agent.panels is not None:
-                raise CheckFailed(f"{agent.name} {op.label} writes panels that are not copied yet")
+            self._take_panels(agent, op)
             if ours and inside(self.program, self.block.launch, symbols):
                 value = self._value(agent, op.srcs[0], symbols)
                 if op.id in self.late:
-                    agent.panels = op, local, value.copy(), dict(symbols)
+                    own = Panels(op, local, value.copy(), dict(symbols))
+                    agent.panels |= dict.fromkeys(self.late[op.id], own)
                 else:
                     write_tile(local, value, self.memory[op.array.name], symbols)
             return True
@@ -402,19 +409,39 @@ class Steps:
             agent.state[op.dst.name] = read_tile(local, self.source[op.array.name], symbols)
         else:
             sources = [self._value(agent, src, symbols) for src in op.srcs]
+            if op.id in agent.left and not np.array_equal(agent.left[op.id], sources[0]):
+                raise CheckFailed(f"{agent.name} {op.label}: another value was left for it")
             agent.state[op.dst.name] = compute(local, sources, symbols)
         if op.dst.name in self.placement.common | self.placement.handed:
             self._stage(agent, op, op.dst.name)
         return True
 
+    def _together(self, agent: Agent, step: steps.Step) -> bool:
+        """A group is one agent, which has the whole of a vector and waits for no other warp."""
+        if isinstance(step, steps.PanelSync):
+            agent.copying.clear()
+        if isinstance(step, steps.Leave):
+            agent.left[step.op.id] = agent.state[step.op.srcs[0].name].copy()
+        return True
+
+    def _take_panels(self, agent: Agent, op: Op) -> None:
+        """A store writes into its slots of the room for panels."""
+        slots = self.late.get(op.id, set[int]())
+        if agent.panels and (not slots or slots & agent.panels.keys()):
+            raise CheckFailed(f"{agent.name} {op.label} writes panels that are not copied yet")
+        if slots & agent.copying:
+            raise CheckFailed(f"{agent.name} {op.label} writes panels that a copy may still read")
+
     def _send(self, agent: Agent, step: steps.Send) -> bool:
         """The copies of a store whose panels are written; of one that is another group's none."""
-        if agent.panels is not None:
-            op, local, value, symbols = agent.panels
-            if op != step.op or op.array is None:
-                raise CheckFailed(f"{agent.name} copies panels of {step.op.label}, not {op.label}")
-            write_tile(local, value, self.memory[op.array.name], symbols)
-            agent.panels = None
+        for slot in sorted(self.late[step.op.id] & agent.panels.keys())[:1]:
+            own = agent.panels[slot]
+            if own.op != step.op or own.op.array is None:
+                raise CheckFailed(f"{agent.name} copies panels of {step.op.label}, not its own")
+            write_tile(own.local, own.value, self.memory[own.op.array.name], own.symbols)
+        for slot in self.late[step.op.id]:
+            agent.panels.pop(slot, None)
+        agent.copying |= self.late[step.op.id]
         return True
 
     def _landed(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:

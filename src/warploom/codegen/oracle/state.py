@@ -56,6 +56,16 @@ class Matmul:
 
 
 @dataclass
+class Panels:
+    """What a late store has written: the op as its group runs it, and where."""
+
+    op: Op
+    local: Op
+    value: Value
+    symbols: dict[str, int]
+
+
+@dataclass
 class Agent:
     """A role of a block: its registers, ring positions and unfinished matmuls."""
 
@@ -82,4 +92,6 @@ class Agent:
     staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them
-    panels: tuple[Op, Op, Value, dict[str, int]] | None = None  # of a store, its part: not copied
+    panels: dict[int, Panels] = field(default_factory=dict[int, "Panels"])  # not copied, by slot
+    left: dict[int, Value] = field(default_factory=dict[int, Value])  # for exchanges, by op
+    copying: set[int] = field(default_factory=set[int])  # slots that copies may still read

@@ -232,6 +232,10 @@ def _backward(
     wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
     if config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
+    left, right = key_tile, value_tile
+    if config.written.kept:
+        left = key_tile.copy()
+        right = value_tile.copy() if config.depth == 64 else value_tile
     shift = own.keys - own.rows
     first, blocks = row_blocks(config, j, config.tile, own.rows, own.keys)
     for n in loop(blocks * config.group):
@@ -241,25 +245,21 @@ def _backward(
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
-        scores, slope = capped(config, key_tile @ queries)
+        scores, slope = capped(config, left @ queries)
         if config.written.taken:
             grad = zeros(keys=bk, rows=bq) - delta
-            grad += value_tile @ grads
+            grad += right @ grads
         else:
-            grad = value_tile @ grads
+            grad = right @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
-        if config.masked and config.written.branch:
+        if config.masked:
             scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.power * LOG2E) - base)
-        if config.masked and not config.written.branch:
-            weights = where(seen, weights, 0.0)
-        if not config.written.late:
-            dv += weights.cast(config.dtype) @ grads
         inner = grad if config.written.taken else grad - delta
         changed = weights * inner
         change = (changed if slope is None else changed * slope).cast(config.dtype)
-        if config.written.late:
-            dv += weights.cast(config.dtype) @ grads
+        # Behind dS, so that its matmul runs beside the groups' meeting.
+        dv += weights.cast(config.dtype) @ grads
         if config.written.behind:
             dk += change @ queries
         dq = wide @ change if config.transposed else change @ columns
@@ -353,9 +353,10 @@ def backward_policy(config: BackwardConfig) -> Policy:
         supergroup=0 if shared_out else config.band,
         grouped="row" if shared_out else "all",
         staged_slots=2,
-        fence_at_meeting=config.written.fenced,
+        fence_at_meeting=True,
         in_turn=config.written.turns,
         store_warps=True,
+        hold_arithmetic=config.written.held,
         reverse=("tasks_tile" if config.packed else "keys_tile",) if backwards else (),
     )
     order = "lcsf-early" if config.causal else "lcsf"

@@ -35,44 +35,53 @@ TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
 class Style(NamedTuple):
     """How the loop over queries is written, which decides what ptxas makes of its registers.
 
-    late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
-    branch  blocks that need no mask are told apart, rather than masked like the others
     taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
-    fenced  groups fence their part of dS as they meet, behind the start of dv's matmul
     apart   D has a ring of its own, whose wait keeps exponentials before it
     turns   groups make dq in turn, each the whole of it, and not each a part
     behind  dq's matmul comes behind dk's
+    held    exponentials stay before the wait for dP
+    kept    k stays in registers as the first operand of the matmul that makes S, and at head size
+            64, where a block has half as many rows then, v as that of dP's
+    wide    at head size 64, tiles of 192 keys and three groups
     """
 
-    late: bool = False
-    branch: bool = True
     taken: bool = False
-    fenced: bool = False
     apart: bool = False
     turns: bool = False
     behind: bool = False
+    held: bool = False
+    kept: bool = False
+    wide: bool = False
 
 
+PLAIN = Style()
 # By padded head size and whether there is a causal mask, the fastest of those that
-# `bench.attention_backward` times; else `Style(late=True)`.
+# `bench.attention_backward` times; else `PLAIN`.
 STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(late=True, fenced=True, turns=True, behind=True),
-    (64, True): Style(late=True, fenced=True, apart=True),
-    (96, False): Style(late=True, fenced=True),
-    (96, True): Style(late=True, fenced=True),
-    (128, False): Style(late=True, fenced=True, turns=True),
-    (128, True): Style(late=True, fenced=True, taken=True),
+    (64, False): Style(turns=True, behind=True),
+    (64, True): Style(apart=True),
+    (96, False): Style(turns=True, behind=True, kept=True),
+    (96, True): Style(turns=True, behind=True, kept=True),
+    (128, False): Style(turns=True),
+    (128, True): Style(taken=True),
 }
-# Of deterministic and windowed kernels: timed beside few others.
-SPECIAL = {64: Style(late=True, fenced=True, taken=True), 128: Style(taken=True)}
-PACKED = Style(late=True, fenced=True)
+# From so many keys on: shorter sequences end with larger parts of tiles, or begin more loops.
+LONG_KEYS = 4096
+LONG_STYLES: dict[tuple[int, bool], Style] = {
+    (64, False): Style(turns=True, behind=True, kept=True),
+    (64, True): Style(turns=True, behind=True, wide=True),
+}
+# Of groups without a causal mask, of windows, and of sums that have one order.
+GROUPED = {128: Style(turns=True, held=True)}
+WINDOWED = {64: Style(taken=True), 128: Style(taken=True, held=True)}
+IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
 LEAST_HEADS = {64: 4}
 IN_TURN = 8
-PACKED_HEADS = {64: 4}  # heads of a band of packed tasks, by padded head size; else 2
-PACKED_ROWS = 65536  # or as many heads as have so many rows
+PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
+PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
@@ -155,7 +164,9 @@ class BackwardConfig:
     @property
     def tile(self) -> tuple[int, int]:
         """(rows, keys) of a block of scores."""
-        return TILES[self.depth]
+        rows, keys = TILES[self.depth]
+        style = self.written
+        return min(rows, 64) if style.kept or style.wide else rows, 192 if style.wide else keys
 
     @property
     def factor(self) -> float:
@@ -169,9 +180,11 @@ class BackwardConfig:
 
     @property
     def transposed(self) -> bool:
-        """Whether dq is summed with its rows last: where two groups share out neither its rows nor
-        its columns."""
-        return not self.long and all(n % self.tile[1] for n in (self.tile[0], self.depth))
+        """Whether dq is summed with its rows last: where groups share out neither its rows nor its
+        columns, and do not make the whole of it in turn."""
+        if self.long or self.written.turns:
+            return False
+        return all(n % self.tile[1] for n in (self.tile[0], self.depth))
 
     @property
     def sums(self) -> bool:
@@ -191,11 +204,16 @@ class BackwardConfig:
     @property
     def written(self) -> Style:
         """How its loop is written."""
-        if self.deterministic or self.window is not None:
-            found = SPECIAL.get(self.depth)
-        else:
-            found = PACKED if self.packed else STYLES.get((self.depth, self.causal))
-        return self.style or found or Style(late=True, fenced=True)
+        found = STYLES.get((self.depth, self.causal))
+        if self.deterministic:
+            found = IN_ORDER.get(self.depth)
+        elif self.window is not None:
+            found = WINDOWED.get(self.depth)
+        elif self.packed or self.softcap:
+            found = PLAIN
+        elif self.group > 1 and not self.causal:
+            found = GROUPED.get(self.depth, found)
+        return self.style or found or PLAIN
 
     @property
     def sum_depth(self) -> int:
@@ -260,6 +278,9 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     """What kernels of a configuration are for that many rows and keys of a sequence."""
     if config.packed:
         return config
+    plain = not (config.deterministic or config.window is not None or config.softcap)
+    if plain and keys >= LONG_KEYS and config.style is None:
+        config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
     whole = not config.long and keys % config.tile[1] == 0
     # At other head sizes a list takes registers that loops then spill, and a counter does not.
     listed = config.causal and config.depth == 128 and not config.deterministic
@@ -269,7 +290,7 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
 def packed_for(config: BackwardConfig, rows: int, kv_heads: int, sms: int) -> BackwardConfig:
     """What kernels of packed sequences of so many rows together are on a GPU of so many SMs."""
     few = PACKED_ROWS // max(1, rows)  # heads of as many rows: fewer would not keep all SMs at work
-    heads = max(PACKED_HEADS.get(config.depth, 2), min(MOST_HEADS, 1 << few.bit_length() >> 1))
+    heads = max(PACKED_HEADS.get(config.depth, 1), min(MOST_HEADS, 1 << few.bit_length() >> 1))
     band = 0 if config.deterministic else math.gcd(kv_heads, heads)
     return replace(config, band=band, sms=sms)
 

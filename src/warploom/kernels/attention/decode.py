@@ -441,6 +441,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
             persistent=not config.once,
             store="direct",
             dependent=True,
+            fetch_early=2,
             skip_unit=config.lazy,
             l2_promotion=128,
         )
@@ -456,6 +457,8 @@ def decode_policy(config: DecodeConfig) -> Policy:
         persistent=not config.once,
         store="direct",
         dependent=True,
+        # The list of tasks of a mixed batch may be in the making.
+        fetch_early=0 if config.mixed else depth,
         task_rings={} if config.once else {"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
         reads_ahead=config.page is not None and not config.narrow,

@@ -76,5 +76,7 @@ def planned(
         chosen = max(chosen, parts)
         config = replace(config, ragged=chosen > 1)
     packed = queries > 1 and not config.value_dim
-    once = not config.ragged and tasks * chosen <= sms
+    # A causal mask of latent heads of 8 bits leaves no registers for it (32 to 44 B).
+    crowded = bool(config.value_dim) and config.narrow and config.causal
+    once = not (config.ragged or crowded) and tasks * chosen <= sms
     return Plan(replace(config, split=chosen > 1 or packed, once=once), chosen)

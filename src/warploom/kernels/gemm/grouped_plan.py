@@ -91,32 +91,22 @@ def plan_grouped(
     by_blocks = config.scales == "blocks"
     config = replace(config, brought=by_blocks and aligned and config.groups != "rows")
     few, ragged = rows <= FEW_ROWS, config.groups != "none"
-    if config.swiglu and not few and ragged and _turns(config):
+    if not few and _turns(config):
         return _turned(config, rows)
     if config.swiglu:
         tile = (64 if few else 128, 64 if few or config.promoted else 128)
-        depth, raster = 8 if few else 4, RAGGED_RASTER if ragged else RASTER
-        return GroupedPlan(replace(config, tile=tile), depth, dynamic=ragged, raster=raster)
-    if not config.promoted:
-        return _summed_inside(config, rows, n)
+        config = replace(config, tile=tile)
+        return GroupedPlan(config, 8 if few else 4, dynamic=True, raster=RAGGED_RASTER)
     if few:
         return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
+    if not config.promoted:
+        config = replace(config, tile=(128, 256))
+        return GroupedPlan(config, 4, dynamic=True, raster=RAGGED_RASTER)
     if not ragged:
         return _scaled(config, rows, n, k)
     two = replace(config, tile=(128, 128), products_in_flight=2)
     raster = SCALED_RASTER if rows >= MANY_ROWS else RASTER
     return GroupedPlan(two, 3, dynamic=True, raster=raster, panels=2)
-
-
-def _summed_inside(config: GroupedConfig, rows: int, n: int) -> GroupedPlan:
-    """The plan for products that are summed in the tensor core."""
-    ragged = config.groups != "none"
-    if rows <= FEW_ROWS:
-        return GroupedPlan(replace(config, tile=(64, 128)), 8, dynamic=ragged)
-    if ragged and _turns(config):
-        return _turned(config, rows)
-    tile, raster = (128, 256), RAGGED_RASTER if ragged else RASTER
-    return GroupedPlan(replace(config, tile=tile), 4, dynamic=ragged, raster=raster)
 
 
 def _turns(config: GroupedConfig) -> bool:
@@ -143,7 +133,7 @@ def _turned(config: GroupedConfig, rows: int) -> GroupedPlan:
 def _scaled(config: GroupedConfig, m: int, n: int, k: int) -> GroupedPlan:
     """The plan for one promoted product: the tile that takes the least time, or where no SM has two
     tiles the smallest one for which that is so."""
-    for tile, depth in ALONE.items() if config.scales == "blocks" else ():
+    for tile, depth in ALONE.items():
         if _tiles(m, n, tile) <= SMS:
             return GroupedPlan(replace(config, tile=tile), depth)
     steps = -(-k // config.step)

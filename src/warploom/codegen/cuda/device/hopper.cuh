@@ -158,6 +158,14 @@ DEVICE void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
+//@ number_now
+// A number as it is: what it is by the time the previous grid has ended may be another.
+DEVICE int number_now(const int* p) {
+  int x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+
 //@ take_task
 // The counter's value; it goes on by one, and from `last` back to 0.
 DEVICE int take_task(unsigned* counter, unsigned last) {

@@ -25,10 +25,10 @@ from warploom.codegen.cuda.simt.frame import framed
 from warploom.codegen.cuda.tasks import (
     count_lines,
     first_and_stride,
-    placed_early,
     position_lines,
     read_line,
     task_lines,
+    waits_in_roles,
 )
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.source import CudaSource
@@ -63,7 +63,7 @@ class _Printer:
             declared.append(f"float {emit_axis.share_name(one)}[{extent}];")
         body = self._body(self.program.body)
         launch = self.schedule.launch
-        grids = BETWEEN_GRIDS[: 1 if placed_early(launch) else 2] if launch.dependent else ()
+        grids = BETWEEN_GRIDS[: 1 if waits_in_roles(launch) else 2] if launch.dependent else ()
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
             *grids,
