@@ -414,7 +414,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         "shape": case.name,
         "dtype": case.config.dtype.name,
         "candidate": default(case),
-        "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
+        "default": "a pass each" if case.config.long else "{}x{}".format(*own.tile),
         "compiler": built.resources.compiler,
         "work": case.work,
         "baselines": ran,
