@@ -366,12 +366,14 @@ def rows_of(
     if len({path.resolve() for path in paths}) < LEAST:
         raise InputError(f"rows of {len(paths)} sittings: expected at least {LEAST}")
     together: dict[str, list[tuple[dict[str, Any], Seen]]] = {}
-    starts: set[str] = set()
+    starts: set[tuple[str, str]] = set()
     for path in paths:
         header, cases = read_sitting(path)
-        if header["started"] in starts:
+        # Two may begin in the same second: they have other samples.
+        began = header["started"], json.dumps([case["bursts"] for case in cases])
+        if began in starts:
             raise InputError(f"{path}: began at {header['started']} as another file did")
-        starts.add(header["started"])
+        starts.add(began)
         for case in cases:
             if look is seen_alone and not case["alone"]:
                 continue

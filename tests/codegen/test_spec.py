@@ -185,22 +185,16 @@ FAULTS = {
         ("late", LAST, r"( *PanelSync\n)(.*?Run cast.8\n)", r"\2\1"),
     ],
     "panels of late stores": [
-        ("late", LAST, r" *Send store.46 \(iteration -1\)\n", ""),
-        ("late", LAST, r" *Send store.46 \(iteration -1\)\n", "", 1),
-        ("late", LAST, r"( *Send store.46 \(iteration -1\)\n)", r"\1\1"),
-        ("late", LAST, r"( *FencedGroupSync\n)( *Send store.46 \(iteration -1\)\n)", r"\2\1"),
+        ("late", LAST, r" *Send store.47 \(iteration -1\)\n", ""),
+        ("late", LAST, r" *Send store.47 \(iteration -1\)\n", "", 1),
+        ("late", LAST, r"( *Send store.47 \(iteration -1\)\n)", r"\1\1"),
+        ("late", LAST, r"( *FencedGroupSync\n)( *Send store.47 \(iteration -1\)\n)", r"\2\1"),
         ("late", LAST, r" *FencedGroupSync\n(?= *Send)", ""),
         ("late", LAST, r" *PanelSync\n", "", 1),
-        ("late", LAST, r"( *PanelSync\n)( *Run store.46 \(iteration -1\)\n)", r"\2\1"),
+        ("late", LAST, r"( *PanelSync\n)( *Run store.47 \(iteration -1\)\n)", r"\2\1"),
         ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", ""),
         ("carried", LAST, r" *Send \S+ \(iteration -1\)\n", "", 1),
         ("carried", LAST, r"( *FencedGroupSync\n)( *Send \S+ \(iteration -1\)\n)", r"\2\1"),
-    ],
-    "vectors left for exchanges": [
-        ("late", LAST, r" *Leave rename.12\n", "", 1),
-        ("late", LAST, r"( *Leave rename.12\n)( *FencedGroupSync\n)", r"\2\1", 1),
-        ("late", LAST, r"( *Leave rename.12\n)(.*?)( *Run rename.12\n)", r"\2\3\1", 1),
-        ("late", LAST, r"( *Run copy.47 \(iteration -1\)\n.*?)( *Leave \S+\n)", r"\2\1"),
     ],
 }
 

@@ -70,7 +70,7 @@ BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
     (BackwardConfig(causal=True, group=4), 300): 16,
     (BackwardConfig(causal=True, group=4), 40000): 0,
     (BackwardConfig(head_dim=64, causal=True), 40000): 4,
-    (BackwardConfig(deterministic=True), 4096): 8,
+    (BackwardConfig(deterministic=True), 4096): 4,
     (BackwardConfig(head_dim=256, causal=True, deterministic=True), 4096): 4,
     (BackwardConfig(), 4096): 0,
     (BackwardConfig(causal=True, deterministic=True), 4096): 0,

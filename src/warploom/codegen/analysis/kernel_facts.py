@@ -6,7 +6,7 @@ the timing models read the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from warploom.codegen.analysis.cluster_reduce import check_cluster_reductions
@@ -17,9 +17,8 @@ from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, 
 from warploom.codegen.analysis.role_code import RoleCode, overwritten, role_code
 from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout
 from warploom.codegen.analysis.stores import STORES, StorePath, store_paths
-from warploom.codegen.ir.block import BlockProgram, Role, steps_of
+from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.steps import Leave, Step
 from warploom.codegen.ir.targets import check_threads, check_types
 from warploom.errors import InputError
 from warploom.tile import Op
@@ -53,7 +52,6 @@ class KernelFacts:
     read_by_lanes  rings with a tile that a group also reads into registers
     endings      loops that all roles leave out where the store behind them has no rows, by index
     overwritten  sums that the first matmul overwrites
-    left         exchanges whose vector lies in shared memory before they are done, by number
     loader       the code of the role that copies
     transposer   the code of the role that turns operands; None: there is none
     codes        the code of the compute roles: of one for all groups where they do the same
@@ -69,7 +67,6 @@ class KernelFacts:
     read_by_lanes: frozenset[str]
     endings: Mapping[str, Ending]
     overwritten: frozenset[str]
-    left: frozenset[int]
     loader: RoleCode
     transposer: RoleCode | None
     codes: tuple[RoleCode, ...]
@@ -117,7 +114,6 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         ),
         _endings(placement, paths) if hopper and not plan.overlap_next_task else {},
         sums,
-        frozenset(step.op.id for step in _steps(block) if isinstance(step, Leave)),
         role_code(block, loader, sums),
         next((role_code(block, role, sums) for role in block.roles if role.transposes), None),
         tuple(role_code(block, role, sums) for role in _distinct(block)),
@@ -148,12 +144,6 @@ def _endings(placement: Placement, paths: Mapping[int, StorePath]) -> dict[str, 
             before = {one for one in outside if readers({one}) <= known}
             found[loop.index] = Ending(taker, frozenset(before))
     return found
-
-
-def _steps(block: BlockProgram) -> Iterator[Step]:
-    for role in block.roles:
-        for section in role.sections if role.computes else ():
-            yield from steps_of(section)
 
 
 def _distinct(block: BlockProgram) -> tuple[Role, ...]:

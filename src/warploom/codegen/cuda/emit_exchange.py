@@ -25,33 +25,17 @@ def exchange_lines(values: Values, op: Op, names: Names, assign: Assign) -> list
     if over_lanes(values.placement, op):
         reads = assign(values, dst, lambda at: _read(values, op, at, names))
         return from_lanes_lines(values, op, names, reads)
+    word = "int" if source.type.dtype.name == "int32" else "float"
     sync = group_sync(values.placement.parts)
     return [
         "{",
-        _region(source),
+        f"{word}* const met = reinterpret_cast<{word}*>(scratch);",
         sync,
         *_write(values, source, names),
         sync,
-        *assign(values, dst, lambda at: _read(values, op, at, names)),
+        *assign(values, op.dst, lambda at: _read(values, op, at, names)),
         "}",
     ]
-
-
-def left_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """What an exchange reads, written before a meeting of the group."""
-    return ["{", _region(op.srcs[0]), *_write(values, op.srcs[0], names), "}"]
-
-
-def read_left_lines(values: Values, op: Op, names: Names, assign: Assign) -> list[str]:
-    """An exchange of what was written before a meeting."""
-    assert op.dst is not None
-    reads = assign(values, op.dst, lambda at: _read(values, op, at, names))
-    return ["{", _region(op.srcs[0]), *reads, "}"]
-
-
-def _region(source: Var) -> str:
-    word = "int" if source.type.dtype.name == "int32" else "float"
-    return f"{word}* const met = reinterpret_cast<{word}*>(scratch);"
 
 
 def _row(at: At) -> str:

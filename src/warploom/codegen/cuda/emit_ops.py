@@ -11,7 +11,7 @@ from warploom.codegen.analysis.exchanges import crosses_rows, exchanges, over_la
 from warploom.codegen.analysis.register_tiles import LANES, PACKED
 from warploom.codegen.cuda.emit_blocks import lower_inverse_lines
 from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
-from warploom.codegen.cuda.emit_exchange import exchange_lines, read_left_lines
+from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_lanes import ALONG_LANES
 from warploom.codegen.cuda.emit_rows import (
     combining,
@@ -44,12 +44,9 @@ ALONG_ROWS = {"argmax": row_argmax_lines, "cumsum": row_cumsum_lines} | dict.fro
 FEW_QUADS = 4  # of a vector in fragments that all lie in registers at once
 
 
-def compute_lines(values: Values, op: Op, names: Names, left: bool = False) -> list[str]:
-    """The lines of an op whose result is a register tile; `left`: an exchange of what lies in
-    shared memory already."""
+def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """The lines of an op whose result is a register tile."""
     assert op.dst is not None
-    if left:
-        return read_left_lines(values, op, names, _assign)
     group = OPS[op.kind].group
     if crosses_rows(values.placement, op):
         return ALONG_ROWS[op.kind](values, op, names)

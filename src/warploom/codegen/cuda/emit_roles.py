@@ -342,7 +342,7 @@ class StepCode(StepLines):
                 return self._issue(step, here)
             case steps.Join():
                 return self._join(step)
-            case steps.Run() | steps.Send() | steps.Leave():
+            case steps.Run() | steps.Send():
                 return self._run(step, here)
             case (
                 steps.Meet()

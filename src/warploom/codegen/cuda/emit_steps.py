@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from warploom.codegen.analysis.kernel_facts import KernelFacts
 from warploom.codegen.analysis.stores import STORES, over_ring
 from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
-from warploom.codegen.cuda.emit_exchange import left_lines
 from warploom.codegen.cuda.emit_mma import issue_lines
 from warploom.codegen.cuda.emit_ops import (
     compute_lines,
@@ -186,10 +185,8 @@ class StepLines:
     def _join(self, step: steps.Join) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
-    def _run(self, step: steps.Run | steps.Send | steps.Leave, here: Here) -> list[str]:
+    def _run(self, step: steps.Run | steps.Send, here: Here) -> list[str]:
         op, values, names = step.op, here.values, here.names(step)
-        if isinstance(step, steps.Leave):
-            return left_lines(values, op, names)
         if op.kind in STORES:
             lines = self._store(values, op, names, isinstance(step, steps.Send))
             if isinstance(step, steps.Run) or not step.stage:
@@ -214,8 +211,7 @@ class StepLines:
             return [f"{name}_live = 0;"]
         if name in self.facts.layout.handed:
             copied = hand_lines(values, op.dst)
-        lines = compute_lines(values, op, names, op.id in self.facts.left)
-        return self._addressed(step, here, [*lines, *copied])
+        return self._addressed(step, here, [*compute_lines(values, op, names), *copied])
 
     def _take(self, step: steps.Take, here: Here) -> list[str]:
         """What a group takes of what one has made for all; matmuls read staged tiles where they

@@ -96,8 +96,6 @@ class LaunchPlan:
                     such a read takes as long as several blocks
     late_stores     the panels of a store are copied behind the next fence of the group, be it for
                     a matmul, and not behind one of their own
-    early_exchanges  a vector that threads exchange lies in shared memory before a meeting of the
-                    group that there is anyway, and not between two of its own
     keep_masks      tiles of 16 bits that are 0 where a condition on places alone does not hold are
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
@@ -133,7 +131,6 @@ class LaunchPlan:
     resident: int = 1
     reads_ahead: bool = False
     late_stores: bool = False
-    early_exchanges: bool = False
     keep_masks: bool = False
     l2_promotion: int = 256
     share_vectors: bool = False

@@ -23,7 +23,6 @@ from warploom.codegen.ir.block import (
 from warploom.codegen.ir.spec_events import (
     group_slots,
     joins,
-    left_for_exchanges,
     left_out,
     meaning,
     own_memory,
@@ -201,5 +200,4 @@ RULES = (
     Rule("iterations left out", left_out, "early_end"),
     Rule("a group's own shared memory", own_memory, "group_syncs"),
     Rule("panels of late stores", panels, "group_syncs"),
-    Rule("vectors left for exchanges", left_for_exchanges, "leaves"),
 )

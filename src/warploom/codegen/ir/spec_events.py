@@ -20,7 +20,6 @@ from warploom.codegen.ir.steps import (
     GroupSync,
     Issue,
     Join,
-    Leave,
     Meet,
     PanelSync,
     Publish,
@@ -338,32 +337,6 @@ def panels(block: BlockProgram) -> Iterator[str]:
                 yield f"{_at(role, trips, event)} {fault}"
         for op in written:
             yield f"{_at(role, trips)} ends with panels of {op.label} that nothing copies"
-
-
-def left_for_exchanges(block: BlockProgram) -> Iterator[str]:
-    """Between a vector left in shared memory and the exchange that reads it warps meet, and the
-    vector stays as it was; they meet again before the next one is left."""
-    for role, trips, trace in _traces(block) if block.launch.early_exchanges else ():
-        early = {event.step.op for event in trace if isinstance(event.step, Leave)}
-        left, read = dict[Op, bool](), set[Op]()  # left: whether warps have met since
-        for event in trace:
-            step, fault = event.step, ""
-            match step:
-                case GroupSync() | FencedGroupSync() | PanelSync():
-                    left, read = dict.fromkeys(left, True), set[Op]()
-                case Leave(op):
-                    fault = "while warps may read the one before" if op in read else ""
-                    left[op] = False
-                case Run(op) if op in early:
-                    if not left.pop(op, False):
-                        fault = "reads what not all warps have left"
-                    read.add(op)
-                case Run(op) if any(one.srcs[0] == op.dst for one in left):
-                    fault = "changes what was left for an exchange"
-                case _:
-                    pass
-            if fault:
-                yield f"{_at(role, trips, event)} {fault}"
 
 
 def left_out(block: BlockProgram) -> Iterator[str]:

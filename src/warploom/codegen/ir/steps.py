@@ -115,11 +115,6 @@ class Take(_OfOp):
     """Consumer: take the result of an op that the first group has done for all."""
 
 
-class Leave(_OfOp):
-    """Consumer: put what an exchange reads into the group's shared memory; the step that does the
-    exchange then only reads (`LaunchPlan.early_exchanges`)."""
-
-
 class Send(_OfOp):
     """Consumer: start the copies of a store whose panels are written (`LaunchPlan.late_stores`);
     nothing in a stage that no iteration has reached."""
@@ -167,7 +162,7 @@ class Ahead(_OfGroup):
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run | Take
 GroupStep = Join | GroupSync | FencedGroupSync | PanelSync | TurnWait | TurnPass
-Step = RingStep | OpStep | GroupStep | Meet | Share | Leave | Send | Ahead
+Step = RingStep | OpStep | GroupStep | Meet | Share | Send | Ahead
 
 
 def start_of(op: Op) -> Issue | Run:

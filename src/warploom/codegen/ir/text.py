@@ -46,7 +46,7 @@ ONCE = ("steady", "plain", "skip", "empty", "none")  # blocks of a pipeline that
 ON_RING = {
     kind.__name__: kind for kind in (steps.Acquire, steps.Publish, steps.Wait, steps.Release)
 }
-OF_OP = {kind.__name__: kind for kind in (steps.Run, steps.Take, steps.Leave, steps.Send)}
+OF_OP = {kind.__name__: kind for kind in (steps.Run, steps.Take, steps.Send)}
 OF_GROUP = {
     kind.__name__: kind
     for kind in (

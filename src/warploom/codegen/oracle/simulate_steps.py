@@ -30,8 +30,7 @@ from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
 
-Early = steps.Share | steps.Leave | steps.Send
-OneStep = steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | Early
+OneStep = steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | steps.Share | steps.Send
 
 
 class Steps:
@@ -88,13 +87,7 @@ class Steps:
             case steps.Meet() | steps.Take():
                 taken = isinstance(step, steps.Take)
                 return self._take(agent, step.op) if taken else self._meet(agent, step)
-            case (
-                steps.Share()
-                | steps.GroupSync()
-                | steps.FencedGroupSync()
-                | steps.PanelSync()
-                | steps.Leave()
-            ):
+            case steps.Share() | steps.GroupSync() | steps.FencedGroupSync() | steps.PanelSync():
                 return self._together(agent, step)
             case steps.TurnWait():
                 return self._turn_wait(agent)
@@ -409,8 +402,6 @@ class Steps:
             agent.state[op.dst.name] = read_tile(local, self.source[op.array.name], symbols)
         else:
             sources = [self._value(agent, src, symbols) for src in op.srcs]
-            if op.id in agent.left and not np.array_equal(agent.left[op.id], sources[0]):
-                raise CheckFailed(f"{agent.name} {op.label}: another value was left for it")
             agent.state[op.dst.name] = compute(local, sources, symbols)
         if op.dst.name in self.placement.common | self.placement.handed:
             self._stage(agent, op, op.dst.name)
@@ -420,8 +411,6 @@ class Steps:
         """A group is one agent, which has the whole of a vector and waits for no other warp."""
         if isinstance(step, steps.PanelSync):
             agent.copying.clear()
-        if isinstance(step, steps.Leave):
-            agent.left[step.op.id] = agent.state[step.op.srcs[0].name].copy()
         return True
 
     def _take_panels(self, agent: Agent, op: Op) -> None:

@@ -93,5 +93,4 @@ class Agent:
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them
     panels: dict[int, Panels] = field(default_factory=dict[int, "Panels"])  # not copied, by slot
-    left: dict[int, Value] = field(default_factory=dict[int, Value])  # for exchanges, by op
     copying: set[int] = field(default_factory=set[int])  # slots that copies may still read

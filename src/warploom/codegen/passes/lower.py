@@ -14,7 +14,6 @@ from warploom.codegen.ir.spec import verify
 from warploom.codegen.passes.early_end import early_end
 from warploom.codegen.passes.group_syncs import group_syncs
 from warploom.codegen.passes.joins import joins
-from warploom.codegen.passes.leaves import leaves
 from warploom.codegen.passes.meetings import meetings
 from warploom.codegen.passes.overlap import overlap_next_task
 from warploom.codegen.passes.pingpong import number_turns, take_turns
@@ -43,7 +42,6 @@ PASSES: dict[str, Pass] = {
     "early_end": early_end,
     "overlap_next_task": overlap_next_task,
     "group_syncs": group_syncs,
-    "leaves": leaves,
 }
 
 

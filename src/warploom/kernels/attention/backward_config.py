@@ -70,6 +70,8 @@ LONG_KEYS = 4096
 LONG_STYLES: dict[tuple[int, bool], Style] = {
     (64, False): Style(turns=True, behind=True, kept=True),
     (64, True): Style(turns=True, behind=True, wide=True),
+    (128, False): Style(turns=True, behind=True, held=True),
+    (128, True): Style(turns=True, behind=True, held=True),
 }
 # Of groups without a causal mask, of windows, and of sums that have one order.
 GROUPED = {128: Style(turns=True, held=True)}
@@ -79,7 +81,7 @@ IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
 LEAST_HEADS = {64: 4}
-IN_TURN = 8
+IN_TURN = 4
 PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
@@ -278,8 +280,8 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     """What kernels of a configuration are for that many rows and keys of a sequence."""
     if config.packed:
         return config
-    plain = not (config.deterministic or config.window is not None or config.softcap)
-    if plain and keys >= LONG_KEYS and config.style is None:
+    special = config.deterministic or config.window is not None or config.softcap
+    if keys >= LONG_KEYS and config.group == 1 and not special and config.style is None:
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
     whole = not config.long and keys % config.tile[1] == 0
     # At other head sizes a list takes registers that loops then spill, and a counter does not.

@@ -457,8 +457,9 @@ def decode_policy(config: DecodeConfig) -> Policy:
         persistent=not config.once,
         store="direct",
         dependent=True,
-        # The list of tasks of a mixed batch may be in the making.
-        fetch_early=0 if config.mixed else depth,
+        # The list of tasks of a mixed batch may be in the making. A part is few blocks; more than
+        # one ahead on all SMs delays the first.
+        fetch_early=0 if config.mixed else 1 if config.split and config.once else depth,
         task_rings={} if config.once else {"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
         reads_ahead=config.page is not None and not config.narrow,

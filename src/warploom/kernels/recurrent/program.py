@@ -106,7 +106,6 @@ def default_launch(config: RecurrentConfig) -> LaunchPlan:
         split="" if upright else "e",
         resident=1 if config.columns > 64 else 2,
         store_panels=1,
-        early_exchanges=upright,
         # Worth 4 % for Mamba-2, 1 to 2 for GLA and Based, nothing under delta rules.
         late_stores=upright or config.taylor or config.decay == "channel",
         keep_masks=upright or config.delta or config.taylor,

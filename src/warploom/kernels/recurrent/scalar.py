@@ -131,8 +131,7 @@ class ScalarTask(Task):
 
     def vector(self, gate: Tile, i: Index | int) -> Tile:
         """The g or dt of chunk i along an axis of their own."""
-        wide = gate if self.config.gates is FP32 else gate.cast(FP32)
-        vector = wide.rename(self.axis, "t")
+        vector = gate.cast(FP32).rename(self.axis, "t")
         if self.bias is not None:
             raw = vector + self.bias
             soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
