@@ -143,7 +143,7 @@ def folder(config: BackwardConfig, part: str) -> Path:
     mask = "causal" if config.causal else "full"
     band = 0 if config.listed else config.band  # kernels of listed tasks are the same for all
     kind = f"{config.deterministic} {config.listed} {band} {config.packed}"
-    style = "".join(str(int(x)) for x in config.written) if part == "main" else ""
+    style = "".join(str(int(x)) for x in config.written)  # tiles and layouts of all parts follow it
     name = f"d{config.head_dim} {mask} {config.group} {config.window} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
 
