@@ -50,7 +50,7 @@ from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"16.{RULES}"
+MODEL = f"17.{RULES}"
 PART = re.compile(r"(.*)\.(begin|end)")  # symbols of the rows of a part
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
