@@ -1,6 +1,7 @@
 """The spec of the block program: what passes make keeps every rule, and no planted fault does."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -17,6 +18,7 @@ from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import PASSES, START, lower, verified
 from warploom.errors import CheckFailed
 from warploom.kernels.recurrent import solved
+from warploom.kernels.recurrent.backward import backward_policy, recurrent_backward
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.program import default_policy, recurrent
 from warploom.tile import BF16
@@ -54,6 +56,15 @@ def carried():
     return recurrent(config), schedule_for(recurrent(config), default_policy(config))
 
 
+def several_late():
+    """Gradients of RetNet: several late stores in a row share one room of panels."""
+    config = RecurrentConfig("head")
+    policy = backward_policy(config)
+    policy = replace(policy, launch=replace(policy.launch, late_stores=True))
+    program = recurrent_backward(config)
+    return program, schedule_for(program, policy)
+
+
 CASES = {
     "gemm": lambda: gemm_case(64, 64, 64),
     "gemm, one slot": lambda: gemm_case(64, 64, 64, 1, flying=0),
@@ -68,6 +79,7 @@ CASES = {
     "staged": staged,
     "late": late,
     "carried": carried,
+    "late, several": several_late,
     "tiny": tiny_case,
     "tiny, turns": lambda: tiny_case(True),
     "tiny, early": lambda: tiny_case(early_release=True),

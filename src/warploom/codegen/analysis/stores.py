@@ -39,7 +39,6 @@ class StorePanels:
     slot_bytes  from one of these to the next
     group_bytes from the room of one group to that of the next
     in_turn     groups have the room of all in turn
-    first       slot of the group's room that its own begin with
     """
 
     tile: SharedTile
@@ -49,12 +48,6 @@ class StorePanels:
     slot_bytes: int
     group_bytes: int
     in_turn: bool = False
-    first: int = 0
-
-    @property
-    def end(self) -> int:
-        """The slot behind its own."""
-        return self.first + self.slots
 
     @property
     def at_once(self) -> bool:
@@ -114,15 +107,8 @@ def store_paths(
             found[op.id] = replace(found[op.id], ends_in_panels=True)
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
-    taken = 0
     for op in stores:
-        panels = found[op.id].panels
-        if panels is not None and _is_late(plan, op, found[op.id]):
-            # Each has panels of its own while there are some.
-            first = taken if taken + panels.slots <= plan.store_panels else 0
-            taken = first + panels.slots
-            found[op.id] = replace(found[op.id], late=True, panels=replace(panels, first=first))
-    for op in stores:
+        found[op.id] = replace(found[op.id], late=_is_late(plan, op, found[op.id]))
         if op.turn is not None and not found[op.id].carried:
             raise InputError(
                 f"{op.where}: a store in turn needs store_warps, whose warps wait for it; a group "
@@ -136,14 +122,7 @@ def store_paths(
             if panels is not None:
                 found[op.id] = replace(found[op.id], panels=_over(slot, panels, placement, op))
         return found
-    room = max(
-        (
-            p.panels.group_bytes + p.panels.first * p.panels.slot_bytes
-            for p in found.values()
-            if p.panels is not None
-        ),
-        default=0,
-    )
+    room = max((p.panels.group_bytes for p in found.values() if p.panels is not None), default=0)
     return {
         number: path
         if path.panels is None

@@ -159,7 +159,6 @@ class _Store:
         self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
         self.slots, self.step = panels.slots, panels.slot_bytes
         self.base = "panels" if panels.in_turn else f"panels + part * {panels.group_bytes}"
-        self.base += f" + {panels.first * panels.slot_bytes}" if panels.first else ""
 
     def lines(self) -> list[str]:
         """All panels of the tile."""

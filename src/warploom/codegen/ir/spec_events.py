@@ -308,27 +308,27 @@ def own_memory(block: BlockProgram) -> Iterator[str]:
 
 def panels(block: BlockProgram) -> Iterator[str]:
     """The panels of a store whose copies are a step of their own are copied once, behind a fence of
-    the group, before any store that has none of its own; warps meet when the copies have read them
+    the group, before any other store; warps meet when the copies have read them
     before they are written again."""
     for role, trips, trace in _traces(block) if block.launch.late_stores else ():
         late = {event.step.op for event in trace if isinstance(event.step, Send)}
         written = dict[Op, bool]()  # stores not yet copied: whether a fence is behind
-        copied = set[Op]()  # and those whose copies may still read
+        copied = False  # copies may still read
         for event in trace:
             step, fault = event.step, ""
             match step:
                 case FencedGroupSync():
                     written = dict.fromkeys(written, True)
                 case PanelSync():
-                    copied.clear()
+                    copied = False
                 case Send(op) if event.iteration >= 0:  # before the first there is none
                     if not written.pop(op, False):
                         fault = "copies what not all warps have written"
-                    copied.add(op)
+                    copied = True
                 case Run(op) if op.kind in STORES:
-                    if op in written or (written and op not in late):
+                    if written:
                         fault = f"while panels of {min(one.label for one in written)} wait"
-                    if op in copied:
+                    if copied and op in late:
                         fault = "writes panels that copies may read"
                     written |= {op: False} if op in late else {}
                 case _:

@@ -56,11 +56,7 @@ class Simulator(Steps):
         self.block, self.placement = block, block.placement
         self.local = localiser(block.placement)
         paths = store_paths(block.placement, block.launch, block.rings)
-        self.late = {
-            number: set(range(path.panels.first, path.panels.end))
-            for number, path in paths.items()
-            if path.late and path.panels is not None
-        }
+        self.late = {number for number, path in paths.items() if path.late}
         self.memory = bind(self.program, arrays)
         self.source = {name: value.copy() for name, value in self.memory.items()}
         self.symbols = sizes(self.program, self.memory)

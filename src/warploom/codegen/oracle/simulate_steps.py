@@ -40,7 +40,7 @@ class Steps:
     block: BlockProgram
     placement: Placement
     local: Callable[[Op, int], Op]  # an op as a group of that number runs it
-    late: dict[int, set[int]]  # slots of panels of stores whose copies are a step of their own
+    late: set[int]  # stores whose copies are a step of their own
     memory: dict[str, Value]
     source: dict[str, Value]
     cluster: int
@@ -390,8 +390,7 @@ class Steps:
             if ours and inside(self.program, self.block.launch, symbols):
                 value = self._value(agent, op.srcs[0], symbols)
                 if op.id in self.late:
-                    own = Panels(op, local, value.copy(), dict(symbols))
-                    agent.panels |= dict.fromkeys(self.late[op.id], own)
+                    agent.panels = Panels(op, local, value.copy(), dict(symbols))
                 else:
                     write_tile(local, value, self.memory[op.array.name], symbols)
             return True
@@ -410,27 +409,23 @@ class Steps:
     def _together(self, agent: Agent, step: steps.Step) -> bool:
         """A group is one agent, which has the whole of a vector and waits for no other warp."""
         if isinstance(step, steps.PanelSync):
-            agent.copying.clear()
+            agent.copying = False
         return True
 
     def _take_panels(self, agent: Agent, op: Op) -> None:
-        """A store writes into its slots of the room for panels."""
-        slots = self.late.get(op.id, set[int]())
-        if agent.panels and (not slots or slots & agent.panels.keys()):
+        """A store writes into the room for panels."""
+        if agent.panels is not None:
             raise CheckFailed(f"{agent.name} {op.label} writes panels that are not copied yet")
-        if slots & agent.copying:
+        if agent.copying and op.id in self.late:
             raise CheckFailed(f"{agent.name} {op.label} writes panels that a copy may still read")
 
     def _send(self, agent: Agent, step: steps.Send) -> bool:
         """The copies of a store whose panels are written; of one that is another group's none."""
-        for slot in sorted(self.late[step.op.id] & agent.panels.keys())[:1]:
-            own = agent.panels[slot]
+        own, agent.panels, agent.copying = agent.panels, None, True
+        if own is not None:
             if own.op != step.op or own.op.array is None:
                 raise CheckFailed(f"{agent.name} copies panels of {step.op.label}, not its own")
             write_tile(own.local, own.value, self.memory[own.op.array.name], own.symbols)
-        for slot in self.late[step.op.id]:
-            agent.panels.pop(slot, None)
-        agent.copying |= self.late[step.op.id]
         return True
 
     def _landed(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:

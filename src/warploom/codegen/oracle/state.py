@@ -92,5 +92,5 @@ class Agent:
     staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them
-    panels: dict[int, Panels] = field(default_factory=dict[int, "Panels"])  # not copied, by slot
-    copying: set[int] = field(default_factory=set[int])  # slots that copies may still read
+    panels: Panels | None = None  # of a store, not copied yet
+    copying: bool = False  # copies may still read the panels

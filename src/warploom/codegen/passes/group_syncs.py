@@ -7,8 +7,7 @@ where one stood before and one behind every write, kernels with several such til
 longer (the delta rule of 64 channels 282 us, 271 so; GLA 313 and 304; one H200).
 
 The panels of a late store are such a tile, too, that the copy engine reads: the group meets before
-it writes them, and the first fence behind them does for both. Stores with panels of their own need
-one meeting together.
+it writes them, and the first fence behind them does for both.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from warploom.codegen.analysis.stores import STORES, StorePanels, store_paths
+from warploom.codegen.analysis.stores import STORES, store_paths
 from warploom.codegen.ir.block import (
     BlockProgram,
     Pipeline,
@@ -54,7 +53,7 @@ def group_syncs(block: BlockProgram) -> BlockProgram:
     """
     own = block.placement.staged.keys() - block.placement.common
     paths = store_paths(block.placement, block.launch, block.rings)
-    late = {n: path.panels for n, path in paths.items() if path.late and path.panels is not None}
+    late = {n for n, path in paths.items() if path.late}
     syncs = _Syncs(block.placement, own, late)
 
     def changed(role: Role, section: Section) -> list[Section]:
@@ -73,9 +72,8 @@ class _Syncs:
     """Changes a run of steps, of which it is not known what came before: a tile's readers may not
     have ended, and if they have, there was no meeting since."""
 
-    def __init__(self, placement: Placement, own: set[str], late: dict[int, StorePanels]) -> None:
+    def __init__(self, placement: Placement, own: set[str], late: set[int]) -> None:
         self.placement, self.own, self.late = placement, own, late
-        self.slots = {n for one in late.values() for n in range(one.end)}
 
     def loop(self, section: Pipeline) -> Pipeline:
         """All runs of steps of a loop.
@@ -104,11 +102,6 @@ class _Syncs:
         first = 1 if self.placement.from_registers(step.op) else 0
         return {var.name for var in step.op.srcs[first:2]} & self.own
 
-    def slots_of(self, step: Run | Send) -> set[int]:
-        """The slots of the group's panels that a store takes; all where it is not a late one."""
-        panels = self.late.get(step.op.id)
-        return self.slots if panels is None else set(range(panels.first, panels.end))
-
 
 class _Sequence:
     """One run of steps, as it is written."""
@@ -121,7 +114,7 @@ class _Sequence:
         self.before = True  # there may be unfinished matmuls from before this run
         self.written = list(last)  # stores whose panels are written and not yet copied
         self.fenced: list[Send] = []  # copies that a fence is behind: matmuls begin first
-        self.busy = set(syncs.slots)  # of panels that copies may not have read
+        self.busy = True  # copies may not have read the panels
 
     def changed(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         """The steps with those that are missing."""
@@ -154,12 +147,12 @@ class _Sequence:
             self.fenced += [Send(one.op, one.stage) for one in self.written]
             self.written.clear()
         if isinstance(step, PanelSync):
-            self.busy.clear()
+            self.busy = False
 
     def _send(self) -> None:
         for one in self.fenced:
             self.result.append(one)
-            self.busy |= self.syncs.slots_of(one)
+            self.busy = True
         self.fenced.clear()
 
     def _issue(self, read: set[str]) -> None:
@@ -184,11 +177,10 @@ class _Sequence:
         self.unseen.add(name)
 
     def _store(self, step: Run) -> None:
-        slots = self.syncs.slots_of(step)
-        if any(slots & self.syncs.slots_of(one) for one in self.written):
+        if self.written:
             self._meet(FencedGroupSync())
             self._send()
         if step.op.id in self.syncs.late:
-            if slots & self.busy:
+            if self.busy:
                 self._meet(PanelSync())
             self.written.append(step)
