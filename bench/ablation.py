@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.autosched.chosen import shallow
 from warploom.autosched.schedules import NAMES, Policy, schedule_for
 from warploom.autosched.solve import Search
@@ -29,7 +30,6 @@ from warploom.codegen.compile.build import Built, build, compile_source
 from warploom.codegen.compile.probe import probe
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.flows.optimize_measure import counted_cycles
 from warploom.kernels.attention import program as attention_kernel
 from warploom.kernels.gemm import program as gemm_kernel

@@ -30,10 +30,10 @@ from bench import attention_step as step
 from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import usable
+from bench.evidence import Evidence
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
-from warploom.evidence import Evidence
 from warploom.kernels.attention.backward_config import (
     PLAIN,
     BackwardConfig,

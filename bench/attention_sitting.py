@@ -38,9 +38,9 @@ from bench import attention_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
+from bench.evidence import Evidence
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
-from warploom.evidence import Evidence
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
 from warploom.kernels.attention.variants import choose_attention

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from warploom.errors import CheckFailed
-from warploom.evidence import Evidence, write_rows
 from warploom.files import write_text_atomically
 
 CLAIM = "attention-training"

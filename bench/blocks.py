@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from bench.kernel_bench import CONTROL, OURS
-from warploom.evidence import Evidence, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "blocks.json"
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -34,9 +34,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.evidence import Evidence, write_rows
 from warploom.autosched.schedules import Policy, compiled
 from warploom.engine.search import compiler
-from warploom.evidence import Evidence, write_rows
 
 TARGETS = {"cold": 3.0, "cached": 0.05}  # seconds
 SEARCHED = {"first": 15.0, "whole": 180.0, "stored": 0.05}  # of a search

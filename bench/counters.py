@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.evidence import Evidence, write_rows
 from bench.l2_replay import Level2, Moved, TaskOrder, compulsory_bytes, dram_bytes
 from warploom import machine, toolchain
 from warploom.autosched.schedules import Policy, schedule_for
@@ -37,7 +38,6 @@ from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.kernel.legal import make_kernel
 from warploom.derive.lemmas.cascade import Refusal
 from warploom.errors import CheckFailed, InputError
-from warploom.evidence import Evidence, write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.runtime.device import Shape

@@ -41,12 +41,12 @@ from bench import flashinfer, sitting
 from bench import kernel_bench as kb
 from bench.attention_baselines import usable
 from bench.attention_cases import FA4
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.sitting import CYCLE_FLOPS
 from warploom import machine
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import LATENT as LATENT_COLUMNS
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy

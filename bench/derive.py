@@ -20,6 +20,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.evidence import Evidence, write_rows
 from warploom.derive.cost import cost
 from warploom.derive.cost.integers import choose
 from warploom.derive.derive import derive
@@ -27,7 +28,6 @@ from warploom.derive.formula.library import formula
 from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.kernel.legal import make_kernel
 from warploom.derive.lemmas.cascade import Refusal
-from warploom.evidence import Evidence, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = 116224

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from warploom.codegen.compile.build import Built
 from warploom.errors import CheckFailed
-from warploom.evidence import Evidence, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.evidence import Evidence, read_rows
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import build, emitted
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import CheckFailed
-from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
 from warploom.kernels.rows.choose import row_kernel
 from warploom.kernels.rows.program import RowConfig

@@ -40,6 +40,7 @@ from typing import Any
 from bench import engine_model, gemm_cases, sitting
 from bench import kernel_bench as kb
 from bench.engine_model import operands, shape_of
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built, compile_source
@@ -49,7 +50,6 @@ from warploom.engine.points import Space
 from warploom.engine.search import KNOWN, SECONDS, SOLVED_OF, search
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import cache_folder, write_text_atomically
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune

@@ -28,13 +28,13 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import sitting
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.gemm_cases import SHAPES as GEMM_SHAPES
 from bench.tables import errors
 from bench.tuned import READ, TABLES
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure
 from warploom.kernels.select import select

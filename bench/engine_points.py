@@ -30,6 +30,7 @@ from bench import kernel_bench as kb
 from bench import sitting
 from bench.engine import FAR, ROUNDS, Case, cases, measured
 from bench.engine_model import operands
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.tables import errors
 from warploom import machine
 from warploom.autosched.points import Point
@@ -39,7 +40,6 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.search import compiler
 from warploom.engine.store import PointStore
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import cache_folder, write_text_atomically
 from warploom.perf.launch_time import MODEL, Launch
 from warploom.perf.replay import replay

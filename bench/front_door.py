@@ -22,8 +22,8 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import sitting
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations import torch_op, torch_program
 from warploom.runtime.stats import median_interval
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.gemm_cases import (
     CHECKED,
     OTHERS,
@@ -31,7 +32,6 @@ from bench.gemm_cases import (
     operands,
 )
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.program import GemmConfig
 
 FOLDER = kb.ROOT / "out" / "bench" / "gemm"

@@ -23,6 +23,7 @@ from typing import Any
 from bench import gemm as base
 from bench import gemm_cases as cases
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from bench.sitting import (
     CYCLE_FLOPS,
     POWER_CAP,
@@ -33,7 +34,6 @@ from bench.sitting import (
     settled,
 )
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 

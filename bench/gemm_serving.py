@@ -45,6 +45,7 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import sitting
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.gemm_serving_cases import (
     BESIDE,
     BY_ROWS,
@@ -59,7 +60,6 @@ from bench.gemm_serving_cases import (
     own_call,
     rounded,
 )
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.grouped import SCALED
 from warploom.machine import load
 from warploom.runtime.stats import median_interval

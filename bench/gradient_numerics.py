@@ -26,8 +26,8 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench.attention_cases import FA4
+from bench.evidence import Evidence, write_rows
 from bench.kernel_numerics import ATTENTION_SHAPE, SHAPES, attention_patterns, measure
-from warploom.evidence import Evidence, write_rows
 
 CLAIM = "attention-backward-numerics"
 RESULTS = kb.ROOT / "bench" / "results" / "attention_backward_numerics.json"

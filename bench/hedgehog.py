@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from bench.kernel_bench import CONTROL, COPY, OURS
 from bench.linear_attention import BATCH, HEADS, LONG, RESULTS, WRONG
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.hedgehog import (
     FEATURES,
     HedgehogConfig,

@@ -30,10 +30,10 @@ from bench import decode as cases
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.decode import Case, operands, plan_of
+from bench.evidence import Evidence, write_rows
 from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
-from warploom.evidence import Evidence, write_rows
 from warploom.integrations.torch_op import NOMINAL_ROWS
 from warploom.kernels.attention.combine import combine
 from warploom.kernels.attention.decode import PART, decode, decode_policy

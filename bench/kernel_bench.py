@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime.driver import kernel_driver_version
 from warploom.runtime.stats import median_interval
 from warploom.runtime.worker import Caller, Worker

@@ -27,9 +27,9 @@ from bench import attention as attention_bench
 from bench import gemm as gemm_bench
 from bench import kernel_bench as kb
 from bench.attention_baselines import baselines_of
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of
 from warploom.codegen.compile.build import Built, build
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.tuned.variant import Variant

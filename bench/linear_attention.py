@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent import solved
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.recurrent.task import CHUNK

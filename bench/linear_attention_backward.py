@@ -24,10 +24,10 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import linear_attention as forward
+from bench.evidence import Evidence, write_rows
 from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, REFUSED, Case
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.backward import (
     ALLOW,
     backward_policy,

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import sitting
-from warploom.evidence import Evidence, read_rows, write_rows
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "linear_cross_entropy.json"

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence, write_rows
 from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.evidence import Evidence, write_rows
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
 from warploom.kernels.convolution.program import default_policy, long_convolution

@@ -29,8 +29,8 @@ from typing import Any
 from bench import flashinfer, sitting
 from bench import kernel_bench as kb
 from bench.attention_baselines import usable
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.autosched.schedules import compiled
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations.torch_program import RUNS, collecting
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.decode_plan import mixed_tile

@@ -30,13 +30,13 @@ from unittest import mock
 
 from bench import kernel_bench as kb
 from bench import sitting
+from bench.evidence import Evidence, write_rows
 from warploom.codegen.compile.build import Built
 from warploom.engine.explored import Explored, Found
 from warploom.engine.outcome import tried
 from warploom.engine.points import Space
 from warploom.engine.search import SECONDS, search
 from warploom.engine.store import PointStore, Row
-from warploom.evidence import Evidence, write_rows
 from warploom.files import cache_folder
 from warploom.kernels.select import select
 from warploom.kernels.user import written_names

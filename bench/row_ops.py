@@ -26,9 +26,9 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import sitting
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom import machine
 from warploom.codegen.compile.build import build
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations.row_signatures import SIGNATURES
 from warploom.kernels.rows.choose import built_rows, sums_kernel
 from warploom.kernels.rows.program import RowConfig

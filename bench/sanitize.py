@@ -27,8 +27,8 @@ from pathlib import Path
 
 from tests.gpu.cases import CASES, PLANTED
 
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 

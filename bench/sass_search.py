@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
+from bench.evidence import Evidence, write_rows
 from bench.triton_suite import SUITE, SuiteKernel
 from bench.triton_suite.offline import compile_offline
 from bench.triton_suite.on_gpu import TimedConfig, time_configurations
 from bench.triton_suite.rows import Measured, search_row
 from warploom.errors import CheckFailed, WarploomError
-from warploom.evidence import Evidence, write_rows
 from warploom.integrations.deploy import FolderStore
 from warploom.integrations.triton_capture import CapturedKernel
 from warploom.runtime import (

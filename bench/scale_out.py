@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.scaling.evaluator import Backend, Event, LocalGpus, ModelTask, ScaledEvaluator
 from bench.scaling.processes import Processes
 from bench.stored_schedules import ScheduleSet
 from warploom.errors import DeviceError, WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
 from warploom.runtime.driver import device_count
 from warploom.runtime.launch import LaunchSpec

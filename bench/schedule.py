@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.evidence import Evidence, read_rows, write_rows
 from bench.explain import explain
 from bench.published import pinned, published, template
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
 from warploom.schedule import (
     Edge,

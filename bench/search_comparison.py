@@ -29,8 +29,8 @@ from typing import Any
 from bench.comparison.attribution import summary, take_apart
 from bench.comparison.broker import Broker, GpuScorer, ModelScorer
 from bench.comparison.runs import METHODS, Run
+from bench.evidence import read_rows
 from warploom.errors import InputError, WarploomError
-from warploom.evidence import read_rows
 from warploom.files import write_text_atomically
 from warploom.runtime import LocalMeasurer, MeasureSettings, TimingSettings, Workload
 from warploom.sass.decode.cubin import Cubin, load, parse

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench import kernel_bench as kb
+from bench.evidence import Evidence
 from bench.kernel_bench import in_shuffled_rounds
 from warploom import machine
 from warploom.errors import InputError
-from warploom.evidence import Evidence
 
 BURST, REST = 0.004, 0.012  # seconds of a sample, and of rest before it
 SETTLE, ALONE = 0.5, 1.0  # seconds of a kernel alone: not counted, and counted

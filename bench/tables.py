@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median
 
+from bench.evidence import Evidence, read_rows
 from warploom.errors import InputError
-from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
 from warploom.rewrites.rules import RULES
 from warploom.runtime.stats import Ratio

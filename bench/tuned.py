@@ -35,12 +35,12 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.attention_cases import PACKED
+from bench.evidence import Evidence, read_rows, write_rows
 from warploom.autosched.plans import variations
 from warploom.autosched.points import Point
 from warploom.autosched.selected import Selected
 from warploom.codegen.compile.build import Built
 from warploom.errors import WarploomError
-from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
 from warploom.flows.record import recorded_replay, renewed, with_rows
 from warploom.kernels.attention.variants import ATTENTION

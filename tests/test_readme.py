@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 import bench.tables
+from bench.evidence import read_rows
 from warploom.errors import InputError
-from warploom.evidence import read_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results.md"

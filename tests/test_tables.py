@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bench import tables
+from bench.evidence import read_rows
 from bench.tables import errors, extremes, launches
 from warploom.cli import app
 from warploom.codegen.ir.plan import FORMER as FORMER_PLAN
 from warploom.errors import InputError
-from warploom.evidence import read_rows
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import FORMER

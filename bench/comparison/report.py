@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.comparison.broker import CONFIRMED
 from bench.comparison.runs import METHODS
+from bench.evidence import Evidence, write_rows
 from warploom.errors import InputError
-from warploom.evidence import Evidence, write_rows
 from warploom.files import write_text_atomically
 
 CLAIM = "search-comparison"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.evidence import Evidence, write_rows
 from bench.own_kernels_parts.cases import CASES, Case
-from warploom.evidence import Evidence, write_rows
 from warploom.integrations.deploy import FolderStore
 from warploom.runtime import Timing
 from warploom.runtime.stats import median_interval

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.evidence import Evidence, write_rows
 from bench.stored_schedules import ScheduleSet
 from bench.timing_model_parts.make import BEST, TRIPS
-from warploom.evidence import Evidence, write_rows
 from warploom.sass.decode.control import CONTROL_SHIFT, Control
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode

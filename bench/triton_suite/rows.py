@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.evidence import Evidence
 from bench.triton_suite.common import SuiteKernel, shape_text
 from bench.triton_suite.floors import describe_floors, floors_us
 from warploom import machine
-from warploom.evidence import Evidence
 from warploom.runtime import Timing
 
 

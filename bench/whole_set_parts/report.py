@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.evidence import Evidence, write_rows
 from bench.timing_model_parts.make import BEST
 from bench.triton_suite import SUITE
 from bench.triton_suite.rows import Measured, search_row
-from warploom.evidence import Evidence, write_rows
 from warploom.runtime import Timing
 
 ORIGINAL = "triton"

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from bench.evidence import read_rows
 from warploom.derive import build, derive, formula, softmax, tensor
-from warploom.evidence import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = read_rows(ROOT / "bench" / "results" / "derive.json")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import tuned
+from bench.evidence import read_rows, write_rows
 from warploom.errors import InputError
-from warploom.evidence import read_rows, write_rows
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
