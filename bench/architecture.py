@@ -54,7 +54,6 @@ MIRRORED = frozenset(
 # How the names of modules end that a user starts or imports: nothing inside has to import them.
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
-    ".rl.pretrain",  # python -m warploom.search.rl.pretrain, at 60bc3d4
     ".flows.pack",  # python -m warploom.flows.pack
     ".integrations.flash_linear_attention",
     ".integrations.torch_attention_fp8",
