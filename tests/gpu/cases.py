@@ -33,7 +33,7 @@ from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, com
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
 from warploom.kernels.attention.append import append, append_schedule
-from warploom.kernels.attention.backward_config import BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import LONG_STYLES, BackwardConfig, fitted
 from warploom.kernels.attention.decode import decode, decode_policy
 from warploom.kernels.attention.gradients import kernel as gradient_kernel
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
@@ -427,8 +427,10 @@ RECURRENCES = {
 }
 RECURRENT_GRADIENTS = {
     "mamba": ("rows",),
+    "mamba-128": ("rows",),
     "wide": ("rows",),
     "gla": ("keys", "queries"),
+    "delta": ("values", "rest"),
     "gated-delta": ("values", "rest"),
 }
 WAITING = ("named_arrive<", "named_sync<")  # where both sides of a barrier reach it
@@ -498,11 +500,23 @@ CASES: dict[str, Callable[[], Case]] = {
         gradients("main", 200, 300, head_dim=64, dtype=FP16), edit=WAITING
     ),
     "backward-grouped": lambda: gradients("main", 300, 300, heads=4, causal=True, group=2),
+    "backward-grouped-full": lambda: gradients("main", 200, 300, heads=4, group=2),
     "backward-window": lambda: gradients("main", 400, 400, causal=True, window=100),
+    "backward-window-64": lambda: gradients(
+        "main", 400, 400, head_dim=64, causal=True, window=100
+    ),
     "backward-64": lambda: gradients("main", 300, 300, head_dim=64, causal=True),
     "backward-fp16": lambda: gradients("main", 200, 300, head_dim=64, dtype=FP16),
     "backward-96": lambda: gradients("main", 300, 300, head_dim=96, causal=True),
     "backward-96-finish": lambda: gradients("finish", 300, 300, head_dim=96, causal=True),
+    "backward-96-full": lambda: gradients("main", 200, 300, head_dim=96),
+    # As from `LONG_KEYS` keys on: operands in registers, tiles of 192 keys, exponentials held.
+    **{
+        f"backward-long-{d}{'-causal' * causal}": lambda d=d, causal=causal: gradients(
+            "main", 300, 300, head_dim=d, causal=causal, style=LONG_STYLES[d, causal]
+        )
+        for d, causal in LONG_STYLES
+    },
     "backward-in-turn": lambda: gradients("main", 600, 600, causal=True, deterministic=True),
     "backward-full-in-turn": lambda: gradients("main", 300, 600, deterministic=True),
     **{
