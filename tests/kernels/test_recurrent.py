@@ -109,12 +109,18 @@ def test_every_kind_of_decay_is_right(emitted, number):
         assert distance(got[name], meant[name]) < 1e-3, name
 
 
-def test_a_late_store_that_is_not_copied_is_noticed():
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (r" *Send store.*\n", "writes panels that are not copied yet"),
+        (r" *PanelSync.*\n", "writes panels that a copy may still read"),
+    ],
+)
+def test_a_late_store_that_lacks_a_step_is_noticed(step, said):
     program, values = recurrent(CASES["gated"]), case(CASES["gated"])
     text = block_text(lowered(program, default_policy(CASES["gated"])))
-    send = re.search(r" *Send store.*\n", text)
-    with pytest.raises(CheckFailed, match="writes panels that are not copied yet"):
-        simulate(parse_block(text.replace(send[0], "", 1), program), values, SCALE)
+    with pytest.raises(CheckFailed, match=said):
+        simulate(parse_block(re.sub(step, "", text, count=1), program), values, SCALE)
 
 
 FILLED = re.compile(

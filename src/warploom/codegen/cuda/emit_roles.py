@@ -26,6 +26,7 @@ from warploom.codegen.cuda.emit_store import (
     LEADER,
     carried_lines,
     carried_wait,
+    store_of,
     where_it_has_rows,
 )
 from warploom.codegen.cuda.emit_tma import fetch_lines
@@ -122,11 +123,10 @@ class StepCode(StepLines):
         for loop in self.program.loops():
             index, counter = loop.index, c_name(loop.index)
             for op in self.carried(loop):
-                panels = self.facts.stores[op.id].panels
-                assert panels is not None
+                path, names = self.facts.stores[op.id], {index: counter}
                 map_name = self.facts.parameters.stores.get(op.id, "")
-                names = {index: counter}
-                copy = carried_lines(panels, map_name, self.values, op, names, self.helpers)
+                store = store_of(path, map_name, self.values, op, names, self.helpers)
+                copy = carried_lines(store, self.helpers)
                 lines += [
                     f"for (int {counter} = {c_index(loop.start)}; "
                     f"{counter} < {c_index(loop.stop)}; ++{counter}) {{",

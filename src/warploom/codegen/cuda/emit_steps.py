@@ -30,7 +30,7 @@ from warploom.codegen.cuda.emit_staged import (
     turn_lines,
     vectors_of,
 )
-from warploom.codegen.cuda.emit_store import LEADER, carried_wait, sent_lines, store_lines
+from warploom.codegen.cuda.emit_store import LEADER, carried_wait, store_lines, store_of
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
@@ -227,8 +227,8 @@ class StepLines:
         path = self.facts.stores[op.id]
         if path.panels is not None:
             map_name = self.facts.parameters.stores.get(op.id, "")
-            make = sent_lines if sends else store_lines
-            lines = make(path.panels, map_name, values, op, names, self.helpers, path)
+            store = store_of(path, map_name, values, op, names, self.helpers)
+            lines = store.sent() if sends else store_lines(store, path)
             if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
                 lines = [carried_wait(self.block.placement), *lines]
         elif path.wide:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from warploom.codegen.analysis.stores import StorePanels, StorePath
 from warploom.codegen.cuda.emit_ops import direct_store_lines, wide_store_lines
 from warploom.codegen.cuda.emit_panels import panel_lines, transposed_lines
@@ -25,22 +23,33 @@ LEADER = "if (threadIdx.x % 128 == 0)"
 PIECE = 2048  # bytes of 8 columns of 64 rows of fp32
 
 
-def carried_lines(
-    panels: StorePanels,
+def store_of(
+    path: StorePath,
     map_name: str,
     values: Values,
     op: Op,
     names: Names,
     helpers: dict[str, str],
-) -> list[str]:
+) -> Store:
+    """A store through panels; adds the device functions that it calls to `helpers`."""
+    assert op.array is not None and path.panels is not None
+    if op.array.fragments:
+        helpers["bulk_add"] = BULK_ADD
+        return _Fragments(path.panels, "", values, op, names)
+    call, text = tma_store(len(op.spans), op.kind == "store_add")
+    helpers[call] = text
+    make = _Ending if path.ends_in_panels else Store
+    return make(path.panels, f"{call}(&{map_name}", values, op, names)
+
+
+def carried_lines(store: Store, helpers: dict[str, str]) -> list[str]:
     """What the warp that copies a group's panels does: wait for them, copy, give them back."""
-    store = _store(panels, map_name, values, op, names, helpers)
     before, behind = list[str](), list[str]()
-    if op.turn is not None:
+    if (turn := store.op.turn) is not None:
         helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
-        count = element_of(op.turn.counts, op.turn.at, names)
-        adders = 1 if panels.in_turn else values.placement.parts
-        number = f"{c_index(op.turn.number, names)} * {adders}"
+        count = element_of(turn.counts, turn.at, store.names)
+        adders = 1 if store.panels.in_turn else store.values.placement.parts
+        number = f"{c_index(turn.number, store.names)} * {adders}"
         before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
         behind = [f"  turn_pass({count});"]
     return [
@@ -65,22 +74,13 @@ def carried_wait(placement: Placement) -> str:
     return f"barrier_wait(carried_empty{own}, carried_parity ^ 1);"
 
 
-def store_lines(
-    panels: StorePanels,
-    map_name: str,
-    values: Values,
-    op: Op,
-    names: Names,
-    helpers: dict[str, str],
-    path: StorePath,
-) -> list[str]:
+def store_lines(store: Store, path: StorePath) -> list[str]:
     """Write a register tile panel by panel to shared memory and start its copy to global memory,
-    or where it is carried hand the panels to the warp that does. Adds the copy's device function to
-    `helpers`."""
-    assert op.array is not None
-    local = values.placement.local(op.srcs[0].type)
+    or where it is carried hand the panels to the warp that does."""
     if path.ends_in_panels:
-        return _Ending(panels, map_name, values, op, names, helpers).lines()
+        return store.lines()
+    values, op, names = store.values, store.op, store.names
+    local = values.placement.local(op.srcs[0].type)
     # A box cannot end early: the last tile of a range is written from the registers.
     whole: list[str] = []
     for span in op.spans:
@@ -90,8 +90,6 @@ def store_lines(
                 first = values.first_row(span.axis, span.size)
             last = f"{first} + {1 if span.size is None else local.size(span.axis)}"
             whole.append(f"{c_index(span.start, names)} + {last} <= {c_index(span.stop, names)}")
-    stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
-    store = _store(panels, map_name, values, stopless, names, helpers)
     lines = store.handed() if path.carried else store.written() if path.late else store.lines()
     if not whole:
         return lines
@@ -102,20 +100,6 @@ def store_lines(
         *indent((wide_store_lines if path.wide else direct_store_lines)(values, op, names)),
         "}",
     ]
-
-
-def sent_lines(
-    panels: StorePanels,
-    map_name: str,
-    values: Values,
-    op: Op,
-    names: Names,
-    helpers: dict[str, str],
-    path: StorePath,
-) -> list[str]:
-    """Start the copies of a late store."""
-    assert path.late, path
-    return _store(panels, map_name, values, op, names, helpers).sent()
 
 
 def where_it_has_rows(store: Op, lines: list[str]) -> list[str]:
@@ -132,25 +116,7 @@ def where_it_has_rows(store: Op, lines: list[str]) -> list[str]:
     ]
 
 
-def _store(
-    panels: StorePanels,
-    map_name: str,
-    values: Values,
-    op: Op,
-    names: Names,
-    helpers: dict[str, str],
-) -> _Store:
-    """A store; adds the device functions that it calls to `helpers`."""
-    assert op.array is not None
-    if op.array.fragments:
-        helpers["bulk_add"] = BULK_ADD
-        return _Fragments(panels, "", values, op, names)
-    call, text = tma_store(len(op.spans), op.kind == "store_add")
-    helpers[call] = text
-    return _Store(panels, f"{call}(&{map_name}", values, op, names)
-
-
-class _Store:
+class Store:
     """One store: where its panels are in shared memory, in the tile and in the array."""
 
     def __init__(
@@ -295,7 +261,7 @@ class _Store:
         return lines(self.values, self.op, self.panels, origin, self.names)
 
 
-class _Fragments(_Store):
+class _Fragments(Store):
     """A store as the registers hold the tile: four elements of a thread behind those of the thread
     before, in one piece for the group."""
 
@@ -334,28 +300,13 @@ class _Fragments(_Store):
         return [f"  bulk_add({to}, {self.base}, {4 * size});"]
 
 
-class _Ending(_Store):
+class _Ending(Store):
     """A transposed store that ends with a row of the array: panels beyond it are left out, and
     the one that it lies in is copied from shared memory by the threads of the group, row by row, as
     a box cannot end early."""
 
-    def __init__(
-        self,
-        panels: StorePanels,
-        map_name: str,
-        values: Values,
-        op: Op,
-        names: Names,
-        helpers: dict[str, str],
-    ) -> None:
-        stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
-        call, text = tma_store(len(op.spans), add=False)
-        helpers[call] = text
-        super().__init__(panels, f"{call}(&{map_name}", values, stopless, names)
-        self.whole = op
-
     def lines(self) -> list[str]:
-        return where_it_has_rows(self.whole, super().lines())
+        return where_it_has_rows(self.op, super().lines())
 
     def _inside(self, origin: tuple[int, int]) -> str:
         return f"{super()._inside(origin)} && rows_begin + {origin[0]} < rows_end"
