@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from warploom.errors import InputError
 from warploom.rl.batch import BlockBatch
 from warploom.rl.coupling import Coupling
-from warploom.rl.derive import NO_WISH, BatchDeriver, Wishes
+from warploom.rl.derive import NO_WISH, Wishes, derive, derived_rules
 from warploom.sass.decode.control import Control
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.edit.edit import Editor
@@ -184,7 +184,7 @@ def test_deriving_the_original_order_gives_the_compilers_fields(
         wishes = Wishes(
             np.full((1, batch.size), NO_WISH), original.stay.copy(), original.reuse.copy()
         )
-        derived = BatchDeriver(batch).derive(original.order, wishes)
+        derived = derive(derived_rules(batch), original.order, wishes)
         for field in ("stall", "stay", "wait", "reuse"):
             assert np.array_equal(getattr(derived, field), getattr(original, field)), field
 
@@ -205,7 +205,7 @@ def test_many_versions_at_once_are_judged_as_one_at_a_time(
         np.tile(batch.stay, (len(orders), 1)),
         np.tile(batch.reuse, (len(orders), 1)),
     )
-    versions = BatchDeriver(batch).derive(orders, wishes)
+    versions = derive(derived_rules(batch), orders, wishes)
     together, timed = batch.check(versions)
     coupled = one.coupling.check(block, timed)
     for row in range(len(orders)):

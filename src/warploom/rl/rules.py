@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from warploom.rl.batch import BlockBatch
-from warploom.rl.derive import BatchDeriver
 from warploom.sass.decode.control import SCOREBOARDS
 from warploom.sass.rules.constraints import BLOCK_EDGE
 
@@ -16,15 +15,17 @@ _BANKS: Final = 2
 
 
 class BlockRules:
-    """What `BlockBatch` and `BatchDeriver` hold as arrays, for one version at a time.
+    """What `BlockBatch` holds as arrays, for one version at a time.
 
     A wait row's first half is a pair (who set a scoreboard, which one); `needs` of a consumer,
     `raises` of a setter, `boards` and `at_exit` are sets of such pairs as the bits of an integer.
+    `sticky`: the waits that always stay with an instruction, all those of a sync; `head` and
+    `tail`: the least distance from it to the block's two edges.
     `reach`: cycles after which an instruction holds up nothing any more.
     """
 
-    def __init__(self, batch: BlockBatch, deriver: BatchDeriver) -> None:
-        self.batch, self.deriver, self.size = batch, deriver, batch.size
+    def __init__(self, batch: BlockBatch) -> None:
+        self.batch, self.size = batch, batch.size
         size = batch.size
         self.producers: list[list[tuple[int, int]]] = [[] for _ in range(size)]
         self.consumers: list[list[tuple[int, int]]] = [[] for _ in range(size)]
@@ -57,9 +58,13 @@ class BlockRules:
             (int(one), int(other)): int(batch.close[one, other])
             for one, other in np.argwhere(batch.close <= widest)
         }
-        self.sticky: list[int] = deriver.sticky.tolist()
-        self.head: list[int] = deriver.head.tolist()
-        self.tail: list[int] = deriver.tail.tolist()
+        self.sticky = self.sync_wait
+        self.head, self.tail = [0] * size, [0] * size
+        edges: list[list[int]] = batch.edge_rows.tolist()
+        for one, cycles, at_end in edges:
+            side = self.tail if at_end else self.head
+            side[one] = max(side[one], cycles)
+        self._edges_of_other_blocks()
         self.latest_head = max(self.head)
         self.reach = [
             max(
@@ -74,6 +79,21 @@ class BlockRules:
                 self.twin[member] = group
         self._waits()
         self._reuse()
+
+    def _edges_of_other_blocks(self) -> None:
+        """A result used in another block keeps, up to its need, the distance to the block's edge
+        that the compiler gave it."""
+        batch, tables = self.batch, self.batch.tables
+        issue: list[int] = (np.cumsum(batch.stall) - batch.stall).tolist()
+        duration = sum(self.stall)
+        rows: list[list[int]] = tables.constraints.cross.tolist()
+        for producer, consumer, need in rows:
+            if tables.block_of[producer] == batch.block:
+                one = producer - batch.start
+                self.tail[one] = max(self.tail[one], min(duration - issue[one], need))
+            if tables.block_of[consumer] == batch.block:
+                one = consumer - batch.start
+                self.head[one] = max(self.head[one], min(issue[one], need))
 
     def _waits(self) -> None:
         rows: list[list[int]] = self.batch.wait_rows.tolist()
@@ -134,6 +154,10 @@ class BlockRules:
             return max(wish, self.own[before])
         kept = following == before + 1 or before in self.pinned
         return self.stall[before] if kept else self.own[before]
+
+    def last_stall(self, now: int, tails: int, floor: int) -> int:
+        """The last instruction's stall: the block lasts as long as anything in it asks."""
+        return max(floor, max(self.batch.least_duration, tails) - now)
 
     def shows(self, before: int, mine: int, wait: int) -> bool:
         """Whether an instruction waits for a scoreboard that the one before it sets."""

@@ -1,8 +1,8 @@
 """One version of a block with what its derivation knew at every place, and actions beside it.
 
-`BatchDeriver` derives whole versions side by side. An action changes a few places of a block, and a
-little further on everything runs as before, only earlier or later. A `Patch` derives it from the
-first place it touches to where it has converged, with the result that `BatchDeriver` would have.
+An action changes a few places of a block, and a little further on everything runs as before, only
+earlier or later. A `Patch` derives it from the first place it touches to where it has converged,
+with the result that `derive` has of the whole version.
 """
 
 from __future__ import annotations
@@ -83,11 +83,7 @@ class Trace:
             if rules.pipe[mine] >= 0:
                 following[rules.pipe[mine]] = mine
             self.next_in_pipe[place] = tuple(following)
-        self.stalls[-1] = self._last_stall(self.now[-1], self.tails_from[0], self.floor)
-
-    def _last_stall(self, now: int, tails: int, floor: int) -> int:
-        """The last instruction's stall: the block lasts as long as anything in it asks."""
-        return max(floor, max(self.rules.batch.least_duration, tails) - now)
+        self.stalls[-1] = self.rules.last_stall(self.now[-1], self.tails_from[0], self.floor)
 
     def _stay(self, number: int, stall: int, wish: Wish | None = None) -> int:
         asked = self.asked.stay[number]
@@ -312,5 +308,5 @@ class Trace:
             tails = max(self.tails_before[first], patch.tails + origin)
             if end < size:
                 tails = max(tails, self.tails_from[end] + patch.delta)
-        stall = self._last_stall(now, tails, patch.floor)
+        stall = self.rules.last_stall(now, tails, patch.floor)
         return stall, now + stall - self.duration

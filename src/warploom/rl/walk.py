@@ -1,4 +1,4 @@
-"""Deriving control fields place by place: the arithmetic of `BatchDeriver` for one version."""
+"""Deriving the control fields of one version place by place."""
 
 from __future__ import annotations
 

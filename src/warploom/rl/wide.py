@@ -11,12 +11,11 @@ import numpy.typing as npt
 
 from warploom.rl import carry
 from warploom.rl.batch import BlockBatch
-from warploom.rl.derive import BatchDeriver, Wishes
+from warploom.rl.derive import Wishes, derive, derived_rules, settled
 from warploom.rl.judge import Judge
 from warploom.rl.offers import BlockNow, Offers, Patched, Windows
 from warploom.rl.patches import Asked, Move, Patch, Wish
 from warploom.rl.profile import KINDS, Kind
-from warploom.rl.rules import BlockRules
 from warploom.rl.trace import Trace
 from warploom.sass.rules.versions import Timed, Versions
 
@@ -30,8 +29,7 @@ class WideActions:
 
     def __init__(self, batch: BlockBatch, lines: list[int], kinds: tuple[Kind, ...]) -> None:
         self.batch, self.lines, self.kinds = batch, lines, kinds
-        self.deriver = BatchDeriver(batch)
-        self.rules = BlockRules(batch, self.deriver)
+        self.rules = derived_rules(batch)
         self.windows = Windows(batch)
         self._coupled = self._coupled_lines()
 
@@ -109,7 +107,7 @@ class WideActions:
         order, stall, wait = (
             np.array([values], np.int64) for values in (trace.order, trace.stalls, trace.waits)
         )
-        derived = self.deriver.settled(order, stall, wait, wishes)
+        derived = settled(self.batch, order, stall, wait, wishes)
         return not self._differs(self.batch, derived, version)[0]
 
     def _assembled(self, now: BlockNow, patched: Patched, rows: Ints) -> Versions:
@@ -130,7 +128,7 @@ class WideActions:
                     array[at, place] = value
         if odd:
             order, stall, _, wait, _ = fields
-            return self.deriver.settled(order, stall, wait, self._wished(now, patched, rows))
+            return settled(self.batch, order, stall, wait, self._wished(now, patched, rows))
         return Versions(*fields)
 
     def made(self, now: BlockNow, offers: Offers, rows: Ints) -> tuple[Versions, Wishes]:
@@ -211,8 +209,8 @@ class WideActions:
         )
 
     def whole_offers(self, now: BlockNow) -> Offers:
-        """The same offers from whole versions, all derived and judged side by side: what patches
-        are tested against, and what is used where the version that stands has no trace."""
+        """The same offers from whole versions: what patches are tested against, and what is used
+        where the version that stands has no trace."""
         lines, kinds, actions = self._actions(now)
         batch = self.batch
         orders = np.repeat(now.version.order, len(actions), 0)
@@ -224,7 +222,7 @@ class WideActions:
                 orders[row] = moved
             else:
                 getattr(wishes, action.name)[row, action.number] = action.value
-        versions = self.deriver.derive(orders, wishes)
+        versions = derive(self.rules, orders, wishes)
         legal, timed = batch.check(versions)
         legal &= self._differs(batch, versions, now.version)
         rows = np.arange(len(actions))
