@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from warploom.cli import main
+from warploom.cli import COMMANDS, EXAMPLES, app, main
 
 MINE = """
 from warploom import tile as t
@@ -47,7 +50,7 @@ def scaled():
 odd_scalar = UserKernel(scaled, scalars={"s": "x"})
 """
 WRONG = {
-    "run": "run: Missing argument 'name'",
+    "run": "run: Missing argument 'NAME'",
     "nonsense": "No such command 'nonsense'",
     "--zz": "No such option: --zz",
     "run gemm --seed x": "run: Invalid value for '--seed'",
@@ -238,6 +241,31 @@ def test_ctrl_c_is_one_line_and_leaves_no_half_written_kernel(here: Path) -> Non
     assert running.returncode == 130, err
     assert err.splitlines()[-1] == "warploom: interrupted"
     assert not (here / "out").exists() or (here / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_what_is_taken_and_its_example_can_be_typed(name: str) -> None:
+    """No Python type is printed; the example has the command's arguments and options."""
+    with_options: Any = typer.main.get_command(app).get_command(None, name)
+    for command in getattr(with_options, "commands", {name: with_options}).values():
+        context = command.make_context(command.name, ["--help"], resilient_parsing=True)
+        told = command.get_help(context)
+        assert not re.search(r"<[a-z]|[{}]", told), told
+        assert f"Usage: {command.name} [OPTIONS]" in told
+    if name in EXAMPLES:
+        words = EXAMPLES[name].split()
+        assert words[:2] == ["warploom", name]
+        with_options.make_context(name, words[2:])
+
+
+def test_judge_explains_itself_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['warploom', 'judge', '--help']; "
+        "from warploom.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--against FILE.py" in done.stdout
 
 
 def test_help_imports_no_floor() -> None:

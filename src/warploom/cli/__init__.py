@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from warploom import __version__
+from warploom.cli.page import Command
 from warploom.errors import InputError, WarploomError, WarploomWarning
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
@@ -33,6 +35,20 @@ COMMANDS = {
     "variants": "list the tuned variants of attention or gemm",
     "doctor": "what is here and what is missing: GPUs, compilers, packages",
 }
+# The last line of a command's `--help`.
+EXAMPLES = {
+    "run": "warploom run gemm --set m=300 --on emulated",
+    "build": "warploom build attention --set causal=true --gpu h200 -o out/attention",
+    "optimize": "warploom optimize examples/textbook_gemm.py:kernel --set m=4096 -o out/best",
+    "derive": "warploom derive attention --gpu h100,h200 --set q=8192 --set x=8192",
+    "schedule": "warploom schedule attention --html out/attention.html",
+    "emulate": "warploom emulate gemm --set m=130 --set n=64 --set k=72 --seeds 3",
+    "tune": "warploom tune examples/tune_gemm_leaky_relu.py:kernel --alias triton -o out/tuned",
+    "judge": "warploom judge mine.py:softmax --against problem.py",
+    "export": "warploom export attention gemm --to python -o out/kernels",
+    "check": "warploom check out/kernels",
+    "variants": "warploom variants gemm",
+}
 QUIET: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
 
 
@@ -50,7 +66,7 @@ class Commands(TyperGroup):
         found = getattr(import_module(f"warploom.cli.{cmd_name}"), cmd_name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(**QUIET)
-            alone.command(cmd_name)(found)
+            alone.command(cmd_name, cls=Command, epilog=EXAMPLES.get(cmd_name))(found)
             found = alone
         return typer.main.get_command(found)
 
@@ -81,6 +97,9 @@ def root(version: bool = typer.Option(False, "--version", help="print the versio
 def main() -> None:
     """Entry point: errors of ours become one line on stderr and their exit code."""
     warnings.showwarning = _show_warning
+    # Tiles are small: with more threads the interpreter of the first page's kernel took three times
+    # the CPU time, waiting for one another. NumPy reads this when it is imported, by a command.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code: Any = app(prog_name="warploom", standalone_mode=False)
     except WarploomError as error:

@@ -12,12 +12,8 @@ import typer
 
 from warploom.autosched.schedules import NAMES
 from warploom.autosched.selected import Selected
-from warploom.codegen.compile.build import (
-    ALLOWED,
-    BUILD_ARCHITECTURES,
-    GPU_ARCHITECTURES,
-    certified,
-)
+from warploom.cli.options import Json, Name, Out, Settings, settings_of
+from warploom.codegen.compile.build import ALLOWED, BUILD_ARCHITECTURES, certified
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import PASSES, START, lower
@@ -25,51 +21,36 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.files import check_folder
 from warploom.flows.built import from_file, write_build_note
-from warploom.kernels.library import KERNELS
 from warploom.kernels.select import select
 
 AFTER = (START, *PASSES)  # what --print-after knows
-Name = Annotated[
-    str, typer.Argument(help=f"{', '.join(sorted(KERNELS))}, or FILE.py:OBJECT: your own program")
-]
-Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value: a setting or a size; repeatable")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-
-
-def settings_of(texts: list[str] | None) -> dict[str, str]:
-    """`key=value` texts as a table; raises `InputError` for one without a key or a value."""
-    result: dict[str, str] = {}
-    for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
-            raise InputError(f"--set {text!r}: expected key=value")
-        result[key] = value
-    return result
 
 
 def build(
     name: Name,
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
-    gpu: Annotated[str, typer.Option(help=", ".join(BUILD_ARCHITECTURES))] = "h200",
+    out: Out,
+    gpu: Annotated[str, typer.Option(metavar="GPU", help=", ".join(BUILD_ARCHITECTURES))] = "h200",
     settings: Settings = None,
     schedule: Annotated[
-        str, typer.Option(help="default, a schedule.json, or " + ", ".join(NAMES))
+        str,
+        typer.Option(metavar="NAME", help="default, a schedule.json, or " + ", ".join(NAMES)),
     ] = "default",
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="accept by name: " + ", ".join(ALLOWED)),
+        typer.Option(metavar="NAME", help="accept, by name: " + ", ".join(ALLOWED)),
     ] = None,
     print_after: Annotated[
-        str, typer.Option(help="print the block program after a pass: all, " + ", ".join(AFTER))
+        str,
+        typer.Option(
+            metavar="PASS", help="print the block program after it: all, " + ", ".join(AFTER)
+        ),
     ] = "",
     invariant: Annotated[
         str,
         typer.Option(
+            metavar="DIM",
             help="a dimension of the results: refuse a kernel whose bits are not proved to be the "
-            "same whatever its other indices hold and however many there are"
+            "same whatever its other indices hold and however many there are",
         ),
     ] = "",
     as_json: Json = False,

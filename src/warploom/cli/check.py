@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import Json
+from warploom.cli.options import Json
 from warploom.errors import CheckFailed
 from warploom.flows import export as flow
 
 
 def check(
-    manifest: Annotated[Path, typer.Argument(help="manifest.json of an export, or its folder")],
+    manifest: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="manifest.json of an export, or its folder")
+    ],
     as_json: Json = False,
 ) -> None:
     """Build the kernels of an export again; exit 1 where one is worse than its manifest says."""

@@ -31,26 +31,40 @@ ONE = 1
 
 
 def derive(
-    name: Annotated[str, typer.Argument(help="a formula's name, or FILE.py:OBJECT, or 'list'")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="a formula's name, or FILE.py:OBJECT, or 'list'")
+    ],
     gpu: Annotated[
-        str, typer.Option(help="GPU or machine FILE.toml, or several separated by commas")
+        str, typer.Option(metavar="GPU,...", help="a GPU or a machine's FILE.toml, or several")
     ] = "h200",
-    dtype: Annotated[str, typer.Option(help="element type, or several")] = "fp16",
-    memory: Annotated[float, typer.Option(help="derive for this many values instead of a GPU")] = 0,
-    sizes: Annotated[list[str] | None, typer.Option("--set", help="axis=size, repeatable")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
-    svg: Annotated[Path | None, typer.Option(help="write the drawing here")] = None,
-    objective: Annotated[str, typer.Option(help="time or energy, on a GPU")] = "time",
-    split: Annotated[bool, typer.Option(help="with --memory: allow split axes")] = False,
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE,...", help="element type, or several")
+    ] = "fp16",
+    memory: Annotated[
+        float,
+        typer.Option(metavar="VALUES", help="derive for so many values on chip and for no GPU"),
+    ] = 0,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="AXIS=SIZE", help="repeatable")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="write the drawing here")] = None,
+    objective: Annotated[
+        str, typer.Option(metavar="time|energy", help="what is least, on a GPU")
+    ] = "time",
+    split: Annotated[bool, typer.Option("--split", help="with --memory: allow split axes")] = False,
     build: Annotated[
-        Path | None, typer.Option(help="compile the derived kernels into this folder (Hopper)")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="compile the derived kernels into it (Hopper)"),
     ] = None,
     nest: Annotated[
         str,
-        typer.Option(help="with --memory: your own nest, as q=group:128,x=stream:64 (or split)"),
+        typer.Option(
+            metavar="NEST", help="with --memory: your own, as q=group:128,x=stream:64 (or split)"
+        ),
     ] = "",
     pareto: Annotated[
-        bool, typer.Option(help="memory against transfer, 2^8 to 2^24 values")
+        bool, typer.Option("--pareto", help="memory against transfer, 2^8 to 2^24 values")
     ] = False,
     steps: Annotated[bool, typer.Option("--steps", help="--svg draws every rewrite")] = False,
     no_lemmas: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import Settings, settings_of
+from warploom.cli.options import Settings, settings_of
 from warploom.emulate.program import SECONDS
 from warploom.errors import CheckFailed
 from warploom.flows.emulated import SEEDS, emulated, orders
@@ -14,12 +14,18 @@ from warploom.flows.emulated import SEEDS, emulated, orders
 
 def emulate(
     what: Annotated[
-        str, typer.Argument(help="FILE.cu with a main, or a kernel: gemm, FILE.py:OBJECT")
+        str,
+        typer.Argument(
+            metavar="KERNEL", help="FILE.cu with a main, or a kernel: gemm, FILE.py:OBJECT"
+        ),
     ],
-    seed: Annotated[int | None, typer.Option(help="replay this order of events")] = None,
-    seeds: Annotated[int, typer.Option(help="try so many orders of events")] = SEEDS,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="replay this order of events")
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="try so many orders of events")] = SEEDS,
     timeout: Annotated[
-        float | None, typer.Option(help=f"seconds for a run of a FILE.cu; {SECONDS:g} unless given")
+        float | None,
+        typer.Option(metavar="SECONDS", help=f"for a run of a FILE.cu; {SECONDS:g} unless given"),
     ] = None,
     settings: Settings = None,
 ) -> None:

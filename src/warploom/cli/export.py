@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import Json, Settings, settings_of
+from warploom.cli.options import Json, Settings, settings_of
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.flows import export as flow
 from warploom.integrations.exports.forms import FORMS
@@ -17,13 +17,19 @@ from warploom.integrations.exports.forms import FORMS
 def export(
     kernels: Annotated[
         list[str],
-        typer.Argument(help="a kernel's name, FILE.py:OBJECT or build folder; NAME=... names it"),
+        typer.Argument(
+            metavar="KERNEL...",
+            help="a kernel's name, FILE.py:OBJECT or build folder; NAME=... names it",
+        ),
     ],
-    to: Annotated[str, typer.Option(help=", ".join(FORMS))],
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder to write")],
+    to: Annotated[str, typer.Option(metavar="FORM", help=", ".join(FORMS))],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="folder to write")],
     settings: Settings = None,
     gpu: Annotated[
-        str | None, typer.Option(help=f"{', '.join(BUILD_ARCHITECTURES)}; {flow.GPU} unless given")
+        str | None,
+        typer.Option(
+            metavar="GPU", help=f"{', '.join(BUILD_ARCHITECTURES)}; {flow.GPU} unless given"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

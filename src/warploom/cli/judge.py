@@ -9,27 +9,33 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import Json
+from warploom.cli.options import Json, Seed
 from warploom.errors import InputError
 from warploom.files import write_text_atomically
-from warploom.judge import judge as judge_candidate
 
 GPU = "h200"
 
 
 def judge(
     candidate: Annotated[
-        str, typer.Argument(help="FILE.py:FUNCTION, FILE.toml (a launch) or a folder of a build")
+        str,
+        typer.Argument(
+            metavar="CANDIDATE",
+            help="FILE.py:FUNCTION, FILE.toml (a launch) or a folder of a build",
+        ),
     ],
     against: Annotated[str, typer.Option(metavar="FILE.py", help="the problem, FILE.py[:OBJECT]")],
-    on: Annotated[str, typer.Option(help="cpu, CUDA emulated; gpu: timed, too")] = "cpu",
+    on: Annotated[
+        str, typer.Option(metavar="cpu|gpu", help="cpu: CUDA is emulated; gpu: it is timed, too")
+    ] = "cpu",
     gpu: Annotated[
         str | None,
         typer.Option(
-            help=f"with --on gpu: whose limit a time is compared with; {GPU} unless given"
+            metavar="GPU",
+            help=f"with --on gpu: whose limit a time is compared with; {GPU} unless given",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
+    seed: Seed = 0,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write one self-contained HTML page")
     ] = None,
@@ -40,6 +46,8 @@ def judge(
         raise InputError("--gpu goes with --on gpu: nothing is timed on a CPU")
     if seed < 0:
         raise InputError(f"--seed {seed}, expected at least 0")
+    from warploom.judge import judge as judge_candidate  # noqa: PLC0415 - torch; --help needs none
+
     show = sys.stderr.isatty()
 
     def say(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from warploom.autosched.schedules import NAMES
-from warploom.cli.build import Gpu, Name, Settings, settings_of
+from warploom.cli.options import Gpu, Name, Settings, settings_of
 from warploom.engine.points import Space, described
 from warploom.engine.search import EFFORTS
 from warploom.errors import InputError, Interrupted
@@ -23,22 +23,32 @@ from warploom.flows.record import record
 
 def optimize(
     name: Name,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="folder for the results")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="folder for the results")
+    ] = None,
     gpu: Gpu = "h200",
     settings: Settings = None,
     schedule: Annotated[
-        str, typer.Option(help="best (of the tuned table, else of several), " + ", ".join(NAMES))
+        str,
+        typer.Option(
+            metavar="NAME", help="best (of the tuned table, else of several), " + ", ".join(NAMES)
+        ),
     ] = BEST,
     measure: Annotated[
-        str, typer.Option(help="gpu, none, or auto: the GPU when there is one")
+        str, typer.Option(metavar="gpu|none|auto", help="auto: on the GPU when there is one")
     ] = "auto",
-    time_limit: Annotated[float, typer.Option(help="seconds of the solver, a loop")] = 10.0,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="of the solver, a loop")
+    ] = 10.0,
     compare: Annotated[
         bool, typer.Option("--compare", help="compile every named schedule too, for the table")
     ] = False,
     effort: Annotated[
         str | None,
-        typer.Option(help=f"of the search for your own program: {', '.join(EFFORTS)} (normal)"),
+        typer.Option(
+            metavar="|".join(EFFORTS),
+            help="of the search for your own program; normal unless given",
+        ),
     ] = None,
     space: Annotated[
         bool, typer.Option("--space", help="print what there is to choose, and build nothing")
@@ -46,7 +56,9 @@ def optimize(
     recorded: Annotated[
         Path | None,
         typer.Option(
-            "--record", help="write the kernel's tuned table, with a row for each line of key=value"
+            "--record",
+            metavar="FILE",
+            help="write the kernel's tuned table, with a row for each line of key=value",
         ),
     ] = None,
     trace: Annotated[

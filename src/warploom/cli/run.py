@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import Json, Name, Settings, settings_of
+from warploom.cli.options import Json, Name, Seed, Settings, settings_of
+from warploom.flows.notebook import PLACES
 from warploom.flows.notebook import run as run_kernel
 
 
@@ -15,10 +16,13 @@ def run(
     name: Name,
     on: Annotated[
         str,
-        typer.Option(help="cpu: the interpreter; emulated: its CUDA C++ on a CPU; gpu: launched"),
+        typer.Option(
+            metavar="|".join(PLACES),
+            help="cpu: the interpreter; emulated: its CUDA C++ on a CPU; gpu: launched",
+        ),
     ] = "cpu",
     settings: Settings = None,
-    seed: Annotated[int, typer.Option(help="seed of the random inputs")] = 0,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Run a kernel on random data; exit 1 where an output is not float64's.

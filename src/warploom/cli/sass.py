@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from warploom.cli.page import Command
 from warploom.errors import InputError, WarploomWarning
 from warploom.files import write_text_atomically
 from warploom.report.sass_html import diff_html, show_html
@@ -45,9 +46,8 @@ sass = typer.Typer(
     rich_markup_mode=None,
 )
 
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="a cubin, or an object, library or fat binary")
-]
+FILE = "a cubin, or an object, library or fat binary"
+File = Annotated[Path, typer.Argument(metavar="FILE", help=FILE)]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="cubins, objects, libraries, fat binaries")
 ]
@@ -59,6 +59,7 @@ Alias = Annotated[
     AliasMode,
     typer.Option(
         "--alias",
+        metavar="|".join(mode.value for mode in AliasMode),
         help="; ".join(f"{mode.value}: {mode.about}" for mode in AliasMode),
     ),
 ]
@@ -72,7 +73,7 @@ Html = Annotated[
 ]
 
 
-@sass.command()
+@sass.command(cls=Command)
 def show(
     file: File,
     kernel: KernelName = None,
@@ -119,7 +120,7 @@ def _warn_of_missing(cubin: Path, sources: Mapping[str, Path | None]) -> None:
         )
 
 
-@sass.command()
+@sass.command(cls=Command)
 def stats(
     files: Files,
     kernel: KernelName = None,
@@ -138,10 +139,10 @@ def stats(
         _print((line for _, one in found for line in stats_lines(one)), no_color)
 
 
-@sass.command()
+@sass.command(cls=Command)
 def diff(
-    before: File,
-    after: File,
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help=FILE)],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help=FILE)],
     kernel: KernelName = None,
     arch: Arch = None,
     html: Html = None,
@@ -165,10 +166,10 @@ def diff(
         raise typer.Exit(1)
 
 
-@sass.command()
+@sass.command(cls=Command)
 def verify(
-    original: File,
-    candidate: File,
+    original: Annotated[Path, typer.Argument(metavar="ORIGINAL", help=FILE)],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help=FILE)],
     kernel: KernelName = None,
     arch: Arch = None,
     alias: Alias = AliasMode.STRICT,
@@ -218,7 +219,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-@sass.command(name="lint")
+@sass.command("lint", cls=Command)
 def lint_command(
     files: Files,
     kernel: KernelName = None,
@@ -226,7 +227,7 @@ def lint_command(
     json_output: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Check waits and registers of one cubin.  Exit 1: errors."""
+    """Check waits and registers. Exit 1: errors."""
     found = [
         (path, decoded.name, lint(decoded))
         for path, _, decoded in _every_kernel(files, kernel, arch)

@@ -12,7 +12,7 @@ from types import TracebackType
 import typer
 from rich.console import Console
 
-from warploom.cli.build import Settings, settings_of
+from warploom.cli.options import Settings, settings_of
 from warploom.errors import InputError
 from warploom.files import check_folder, write_text_atomically
 from warploom.flows.schedule import problem_of
@@ -59,28 +59,48 @@ class Progress:
 
 def schedule(
     name: str = typer.Argument(
-        help="gemm, attention, FILE.py:OBJECT, a graph's .json file or one that --json wrote"
+        metavar="NAME",
+        help="gemm, attention, FILE.py:OBJECT, a graph's .json file or one that --json wrote",
     ),
     gpu: str = typer.Option(
-        "", help="the machine whose costs and limits apply: h200, or the one a file was solved for"
+        "",
+        metavar="GPU",
+        help="the machine whose costs and limits apply: h200, or the one a file was solved for",
     ),
     settings: Settings = None,
-    loop: str = typer.Option("", help="which loop of a kernel; the first with a matmul"),
-    costs: str = typer.Option("", help="override costs: load.latency=520,mma.issue=10:16:30"),
-    cost_end: str = typer.Option(
-        "high", "--at", help="costs at nominal, low or high; a high schedule is robust"
+    loop: str = typer.Option(
+        "", metavar="LOOP", help="which loop of a kernel; the first with a matmul"
     ),
-    groups: int = typer.Option(0, help="4-warp compute groups on offer to a graph of a file"),
-    registers: int = typer.Option(0, help="most registers a thread may use, for a graph of a file"),
-    stages: int = typer.Option(0, help="most iterations in flight"),
-    top: int = typer.Option(1, help="how many distinct optimal programs"),
-    time_limit: float = typer.Option(60.0, help="seconds for the whole solve"),
-    seed: int = typer.Option(1, help="seed of the solver"),
-    workers: int = typer.Option(1, help="solver threads; more than 1 is not reproducible"),
-    json_out: str = typer.Option("", "--json", help="write graph, target, schedule; - is stdout"),
-    trace: str = typer.Option("", help="write a Perfetto / Chrome trace"),
-    svg: str = typer.Option("", help="write a picture of the steady state"),
-    html: str = typer.Option("", help="write a page: the proof, and the steady state to look at"),
+    costs: str = typer.Option(
+        "", metavar="COSTS", help="override costs: load.latency=520,mma.issue=10:16:30"
+    ),
+    cost_end: str = typer.Option(
+        "high",
+        "--at",
+        metavar="nominal|low|high",
+        help="end of each cost's interval; a schedule of high costs is robust",
+    ),
+    groups: int = typer.Option(
+        0, metavar="N", help="4-warp compute groups on offer to a graph of a file"
+    ),
+    registers: int = typer.Option(
+        0, metavar="N", help="most registers a thread may use, for a graph of a file"
+    ),
+    stages: int = typer.Option(0, metavar="N", help="most iterations in flight; 0: no limit"),
+    top: int = typer.Option(1, metavar="N", help="how many distinct optimal programs"),
+    time_limit: float = typer.Option(60.0, metavar="SECONDS", help="for the whole solve"),
+    seed: int = typer.Option(1, metavar="N", help="seed of the solver"),
+    workers: int = typer.Option(
+        1, metavar="N", help="solver threads; more than 1 is not reproducible"
+    ),
+    json_out: str = typer.Option(
+        "", "--json", metavar="FILE", help="write graph, target, schedule; - is stdout"
+    ),
+    trace: str = typer.Option("", metavar="FILE", help="write a Perfetto / Chrome trace"),
+    svg: str = typer.Option("", metavar="FILE", help="write a picture of the steady state"),
+    html: str = typer.Option(
+        "", metavar="FILE", help="write a page: the proof, and the steady state to look at"
+    ),
 ) -> None:
     """Solve, prove, check, simulate and draw the schedule of one loop."""
     for path in (json_out, trace, svg, html):

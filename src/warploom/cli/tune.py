@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import settings_of
+from warploom.cli.options import settings_of
 from warploom.cli.sass import Alias
 from warploom.errors import InputError, Interrupted, WarploomError
 from warploom.files import check_folder
@@ -34,46 +34,71 @@ PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.v
 What = Annotated[
     str,
     typer.Argument(
-        help="FILE.cubin, a folder of warploom build or optimize, file.py:object, or a script "
-        "FILE.py: every Triton kernel that it launches"
+        metavar="TARGET",
+        help="FILE.cubin, a folder of warploom build or optimize, FILE.py:OBJECT, or a script "
+        "FILE.py: every Triton kernel that it launches",
     ),
 ]
-Measure = Annotated[str, typer.Option(help="gpu, model, or auto: the GPU when there is one")]
-Arch = Annotated[int | None, typer.Option(help="80 or 90, for file.py:object and a script")]
+Measure = Annotated[
+    str, typer.Option(metavar="gpu|model|auto", help="auto: the GPU when there is one")
+]
+Arch = Annotated[int | None, typer.Option(metavar="80|90", help="for FILE.py:OBJECT and a script")]
 Sizes = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value: a size of a build folder's kernel")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="a size of a build folder's kernel"),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="refuse an --out without a search to go on from")
 ]
-Policy = Annotated[Path | None, typer.Option(help="ppo: start from this pre-trained policy")]
-Only = Annotated[list[str] | None, typer.Option(help="of a script: tune this kernel, repeatable")]
+Policy = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="ppo: start from this pre-trained policy")
+]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="of a script: tune this kernel, repeatable")
+]
 Listing = Annotated[
     bool, typer.Option("--list", help="of a script: say what it launches, and tune nothing")
 ]
-Arguments = Annotated[list[str] | None, typer.Argument(help="a script's own arguments, behind --")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENT...]", help="a script's own arguments, behind --"),
+]
 
 
 def tune(
     target: What,
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
-    search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "guided",
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FOLDER", help="folder for the result")
+    ],
+    search: Annotated[str, typer.Option(metavar="PLAYER", help=PLAYER_HELP)] = "guided",
     measure: Measure = "auto",
-    budget: Annotated[str, typer.Option(help="wall clock of a kernel, as 60s, 5m or 2h")] = "60s",
-    candidates: Annotated[int | None, typer.Option(help="stop after so many candidates")] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="wall clock of a kernel, as 60s, 5m or 2h")
+    ] = "60s",
+    candidates: Annotated[
+        int | None, typer.Option(metavar="N", help="stop after so many candidates")
+    ] = None,
     moves: Annotated[
-        str, typer.Option(help="comma-separated: what a player may change")
+        str, typer.Option(metavar="MOVE,...", help="what a player may change")
     ] = ",".join(STEPS),
-    kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
-    launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
+    kernel: Annotated[
+        str | None, typer.Option(metavar="NAME", help="which kernel of the file")
+    ] = None,
+    launch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="launch description (JSON)")
+    ] = None,
     arch: Arch = None,
     sizes: Sizes = None,
     alias: Alias = AliasMode.STRICT,
-    samples: Annotated[int, typer.Option(help="random inputs for the final check")] = 0,
-    seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
+    samples: Annotated[
+        int, typer.Option(metavar="N", help="random inputs for the final check")
+    ] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="seed of the search")] = 0,
     resume: Resume = False,
     policy: Policy = None,
-    steps: Annotated[int | None, typer.Option(help="ppo: stop after so many steps in all")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="ppo: stop after so many steps in all")
+    ] = None,
     only: Only = None,
     listing: Listing = False,
     arguments: Arguments = None,

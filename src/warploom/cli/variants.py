@@ -13,7 +13,9 @@ from warploom.tables import as_text
 TABLES = {name: one.table for name, one in KERNELS.items() if one.table is not None}
 
 
-def variants(name: Annotated[str, typer.Argument(help=" or ".join(TABLES))]) -> None:
+def variants(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=" or ".join(TABLES))],
+) -> None:
     """Print the tuned variants of a kernel, one a line; "." is an option not set."""
     if name not in TABLES:
         raise InputError(f"{name!r} has no table of variants: expected {' or '.join(TABLES)}")

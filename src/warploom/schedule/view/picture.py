@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
+from html import escape
 
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.schedule import Schedule
