@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from warploom.toolchain import SPECS
+
 ROOT = Path(__file__).parents[1]
 # Modules of the extras; `importlib` finds none of them, and `import` fails.
 OPTIONAL = (
@@ -95,3 +97,13 @@ def test_extras_are_known_and_the_two_of_users_hold_the_rest() -> None:
     assert set(REFUSED.values()) <= set(extras)
     assert extras["laptop"] == ["warploom[sass,compile,solver,derive]"]
     assert "warploom[laptop]" in extras["gpu"]
+
+
+def test_the_extra_that_a_missing_tool_names_brings_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    packages = {"ptxas": "nvidia-cuda-nvcc"}  # the others' have their names
+    for name, spec in SPECS.items():
+        package = packages.get(name, f"nvidia-cuda-{name}")
+        assert any(one.startswith(f"{package}>=") for one in extras[spec.extra]), name

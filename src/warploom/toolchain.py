@@ -52,7 +52,7 @@ SPECS: dict[str, ToolSpec] = {
     "nvdisasm": ToolSpec("nvdisasm", (12, 8), "reads machine code", "sass"),
     "ptxas": ToolSpec("ptxas", (13, 3), "older ones miscompile wgmma on Hopper", "compile"),
     "nvcc": ToolSpec("nvcc", (13, 3), "drives ptxas >= 13.3", "compile"),
-    "cuobjdump": ToolSpec("cuobjdump", (12, 8), "takes compressed cubins out of a file", "compile"),
+    "cuobjdump": ToolSpec("cuobjdump", (12, 8), "takes compressed cubins out of a file", "sass"),
 }
 
 

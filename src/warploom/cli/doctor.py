@@ -109,7 +109,7 @@ def _tool(name: str) -> Line:
 
 
 def _nvrtc() -> Line:
-    install = "pip install 'warploom[compile,gpu]'"
+    install = "pip install 'warploom[gpu]'"
     try:
         major, minor = nvrtc.version(nvrtc.installed())
     except ToolMissing as error:

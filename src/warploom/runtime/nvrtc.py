@@ -51,7 +51,7 @@ def installed() -> ctypes.CDLL:
     except (ImportError, RuntimeError, OSError) as error:
         raise ToolMissing(
             f"NVRTC cannot be loaded ({one_line(error)}); install it with: "
-            "pip install 'warploom[compile,gpu]'"
+            "pip install 'warploom[gpu]'"
         ) from None
 
 
