@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.codegen.compile.build import Built, build
-from warploom.integrations.torch_attention_packed import arrays_between, lists, room_for_lists
+from warploom.integrations.torch_attention_packed import lists, room_between, turns_shape
 from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
 from warploom.runtime.kernel import Kernel
@@ -71,8 +71,12 @@ def own_call(
     """All kernels of one backward pass, and those that make the lists they take."""
     bounds, q, sequences = data["bounds"], data["q"], len(data["bounds"]) - 1
     made = [Built.read(folder(cubins, own)).kernel() for own in lists(config, sequences)]
-    kept = arrays_between(config, q, sequences) | {"row_ends": bounds, "key_ends": bounds}
-    kept |= room_for_lists(config, len(q), len(data["k"]), sequences, q.device)
+    heads, keys = q.shape[1], len(data["k"])
+    room = room_between(config, heads, len(q), keys, sequences)
+    kept = room.views(room.made(q.device)) | {"row_ends": bounds, "key_ends": bounds}
+    if config.deterministic:
+        turns = turns_shape(config, heads, len(q), sequences)
+        kept["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
     grads = {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     named = {name: data[name] for name in ("q", "k", "v", "o", "do", "lse")}
 

@@ -16,6 +16,7 @@ from warploom.tile.typing import quad_places
 torch = pytest.importorskip("torch")
 torch_op = pytest.importorskip("warploom.integrations.torch_op")
 torch_attention = pytest.importorskip("warploom.integrations.torch_attention")
+torch_launches = pytest.importorskip("warploom.integrations.torch_launches")
 torch_program = pytest.importorskip("warploom.integrations.torch_program")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 
@@ -256,6 +257,8 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
     monkeypatch.setattr(torch_program, "PLANS", {})
     monkeypatch.setattr(torch_op, "check_devices", lambda *_: None)
     none = torch_program.Unlaunched(SimpleNamespace(arrays=()))
+    monkeypatch.setattr(torch_program.Unlaunched, "bound", lambda *_: None, raising=False)
+    monkeypatch.setattr(torch_launches, "launch", lambda *_: None)
     monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
     monkeypatch.setattr(torch_program, "built_kernel", lambda key, *_: keys.append(key) or none)
 

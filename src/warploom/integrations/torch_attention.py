@@ -6,7 +6,7 @@ Three kernels one after another (`kernels.attention.backward`), compiled at firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
+from warploom.integrations.torch_launches import Launches, Room
 from warploom.integrations.torch_program import (
     Chosen,
-    Launches,
     allowed_type,
     check_devices,
     copyable,
@@ -108,41 +108,34 @@ def kernels_of(config: BackwardConfig) -> dict[str, Chosen]:
     return {part: ((config, part), partial(_build, config, part)) for part in parts(config)}
 
 
+def room_of(config: BackwardConfig, lse: tuple[int, ...]) -> Room:
+    """What the kernels leave one another for lse of that shape: two vectors and dq's sums."""
+    vectors, sums = tuple(config.vectors_shape(lse)), config.sums
+    used = vectors[-1] if sums else lse[-1]
+    found = [("base", "fp32", vectors, used), ("delta", "fp32", vectors, used)]
+    if sums:
+        shape = tuple(config.sums_shape(lse))
+        found.append(("dq_sum", "fp32", shape, shape[-1]))
+    return Room(tuple(found))
+
+
 @dataclass(frozen=True)
-class Room:
-    """The shapes of what the kernels leave one another: two vectors of which the first so many
-    elements of a row are used, the sums of dq, and the counters of turns."""
+class Plan:
+    """What a call launches.
 
-    vectors: tuple[int, ...]
-    used: int
-    sums: tuple[int, ...] | None
+    turns    the shape of the counters of turns, which begin at 0
+    copied   whether the gradient is, as the copy engine does not take it
+    tasks    gives the list of tasks
+    """
+
+    config: BackwardConfig
+    launches: Launches
     turns: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, config: BackwardConfig, lse: tuple[int, ...]) -> Room:
-        """That of the gradients of rows of the shape of lse."""
-        vectors, sums = tuple(config.vectors_shape(lse)), config.sums
-        return cls(
-            (2, *vectors),
-            vectors[-1] if sums else lse[-1],
-            tuple(config.sums_shape(lse)) if sums else None,
-            tuple(config.turns_shape(lse)) if sums and config.deterministic else None,
-        )
-
-    def made(self, device: Any) -> dict[str, Any]:
-        """The arrays, by name."""
-        vectors = torch.empty(self.vectors, dtype=torch.float32, device=device)
-        if self.used < self.vectors[-1]:
-            vectors = vectors[..., : self.used]
-        found: dict[str, Any] = dict(zip(("base", "delta"), vectors.unbind(), strict=True))
-        if self.sums is not None:
-            found["dq_sum"] = torch.empty(self.sums, dtype=torch.float32, device=device)
-        if self.turns is not None:
-            found["turns"] = torch.zeros(self.turns, dtype=torch.int32, device=device)
-        return found
+    copied: bool
+    tasks: Callable[[], dict[str, Any]]
 
 
-def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Room, Callable[[], dict[str, Any]]]:
+def _plan(*args: Any) -> Plan:
     grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
     config = config_of(q, k, v, **dict(zip(OPTIONS, options, strict=True)))
@@ -165,8 +158,9 @@ def _plan(*args: Any) -> tuple[BackwardConfig, Launches, Room, Callable[[], dict
 
     # Kernels of listed tasks are the same for all bands.
     alike = replace(config, band=0) if config.listed else config
-    launches = Launches(partial(kernels_of, alike))
-    return config, launches, Room.of(config, tuple(lse.shape)), tasks
+    launches = Launches(partial(kernels_of, alike), partial(room_of, config, tuple(lse.shape)))
+    turns = config.turns_shape(lse.shape) if config.sums and config.deterministic else None
+    return Plan(config, launches, turns, not copyable(grad), tasks)
 
 
 def _form(*args: Any) -> tuple[Any, ...]:
@@ -178,20 +172,27 @@ def gradients_like(_: Any, grad: Any, q: Any, k: Any, v: Any, *others: Any) -> t
     return empty_like(q), empty_like(k), empty_like(v)
 
 
-def _fill(plan: Any, made: tuple[Any, ...], *args: Any) -> None:
+def _fill(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
     grad, q, k, v, out, lse, grad_lse, *_ = args
+    dq, dk, dv = made
     if q.numel() == 0 or k.numel() == 0:
         for one in made:
             one.zero_()
         return
-    config, launches, room, tasks = plan
-    arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    kept = room.made(q.device) | tasks()
-    after: dict[str, Callable[[], None]] = {}
-    if grad_lse is not None:
-        # Scores change lse by the weights, and out by the weights times grad v less delta.
-        after["prepare"] = partial(subtract, kept["delta"], grad_lse, config.fragments)
-    launches(arrays | dict(zip(("dq", "dk", "dv"), made, strict=True)) | kept, after)
+    grad = grad.contiguous() if plan.copied else grad
+    arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
+    arrays |= {"dq": dq, "dk": dk, "dv": dv, **plan.tasks()}
+    if plan.turns is not None:
+        arrays["turns"] = torch.zeros(plan.turns, dtype=torch.int32, device=q.device)
+    if grad_lse is None:
+        plan.launches(arrays)
+        return
+
+    # Scores change lse by the weights, and out by the weights times grad v less delta.
+    def prepared(room: Mapping[str, Any]) -> None:
+        subtract(room["delta"], grad_lse, plan.config.fragments)
+
+    plan.launches(arrays, {"prepare": prepared})
 
 
 def subtract(delta: Any, rows: Any, in_fragments: bool) -> None:

@@ -10,6 +10,7 @@ call waits for it. The forward kernel is `kernels.attention.program`, the gradie
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -22,9 +23,9 @@ from warploom.integrations.torch_attention import (
     gradients_like,
     kernels_of,
 )
+from warploom.integrations.torch_launches import Launches, Room
 from warploom.integrations.torch_program import (
     Chosen,
-    Launches,
     allowed_type,
     check_devices,
     copyable,
@@ -154,7 +155,20 @@ def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options:
     (launches if k.numel() else launches.unbound)(arrays)
 
 
-def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
+@dataclass(frozen=True)
+class Plan:
+    """What a backward pass launches.
+
+    turns    the shape of the counters of turns, which begin at 0
+    copied   whether the gradient is, as the copy engine does not take it
+    """
+
+    launches: Launches
+    turns: tuple[int, ...] | None
+    copied: bool
+
+
+def _backward_plan(*args: Any) -> Plan:
     grad, q, k, v, out, _, *options = args
     causal, window, scale, deterministic, softcap = options[4:]
     _check(q, k, v, *options)
@@ -175,23 +189,14 @@ def _backward_plan(*args: Any) -> tuple[BackwardConfig, Launches]:
         softcap=softcap,
     )
     config = packed_for(config, len(q), k.shape[1], multiprocessors(q.device.index))
-    return config, Launches(partial(_kernels, config, len(options[0]) - 1))
+    sequences = len(options[0]) - 1
+    room = partial(room_between, config, q.shape[1], len(q), len(k), sequences)
+    turns = turns_shape(config, q.shape[1], len(q), sequences) if config.deterministic else None
+    return Plan(Launches(partial(_kernels, config, sequences), room), turns, not copyable(grad))
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
     return "attention_varlen_backward", *form_of(*args[:6]), len(args[6]), *args[8:]
-
-
-def arrays_between(config: BackwardConfig, q: Any, sequences: int) -> dict[str, Any]:
-    """What the backward kernels keep of rows between them."""
-    rows = (q.shape[1], config.places(len(q), sequences))
-    make = partial(torch.empty, dtype=torch.float32, device=q.device)
-    base, delta = make((2, *rows)).unbind(0)
-    found = {"base": base, "delta": delta, "dq_sum": make(config.sums_shape(rows))}
-    if config.deterministic:
-        turns = config.turns_shape(rows)
-        found["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
-    return found
 
 
 def lists(config: BackwardConfig, sequences: int) -> tuple[TileListConfig, TileListConfig]:
@@ -207,11 +212,10 @@ def lists(config: BackwardConfig, sequences: int) -> tuple[TileListConfig, TileL
     )
 
 
-def room_for_lists(
-    config: BackwardConfig, rows: int, keys: int, sequences: int, device: Any
-) -> dict[str, Any]:
-    """Both lists, as long as so many tokens and sequences may need; that of keys is a whole number
-    of rounds of a band's tasks over all SMs."""
+def room_between(config: BackwardConfig, heads: int, rows: int, keys: int, sequences: int) -> Room:
+    """What the kernels of a backward pass leave one another: of rows as in other gradients, and
+    both lists, as long as so many tokens and sequences may need; that of keys is a whole number of
+    rounds of a band's tasks over all SMs."""
     row_tiles, key_tiles = (
         tokens // count + sequences for tokens, count in zip((rows, keys), config.tile, strict=True)
     )
@@ -219,11 +223,17 @@ def room_for_lists(
         band = max(1, config.band)
         rounds = -(-key_tiles * band // config.sms)
         key_tiles = -(-rounds * config.sms // band)
-    make = partial(torch.empty, dtype=torch.int32, device=device)
-    return {
-        "row_tiles": make((row_tiles, TILE_FIELDS)),
-        "key_tiles": make((key_tiles, TILE_FIELDS)),
-    }
+    vectors = (heads, config.places(rows, sequences))
+    shapes = {"base": vectors, "delta": vectors, "dq_sum": tuple(config.sums_shape(vectors))}
+    tiles = {"row_tiles": (row_tiles, TILE_FIELDS), "key_tiles": (key_tiles, TILE_FIELDS)}
+    every = [(name, "fp32", shape) for name, shape in shapes.items()]
+    every += [(name, "int32", shape) for name, shape in tiles.items()]
+    return Room(tuple((name, kind, shape, shape[-1]) for name, kind, shape in every))
+
+
+def turns_shape(config: BackwardConfig, heads: int, rows: int, sequences: int) -> tuple[int, ...]:
+    """The shape of the counters of turns."""
+    return tuple(config.turns_shape((heads, config.places(rows, sequences))))
 
 
 def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
@@ -237,18 +247,20 @@ def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
     )
 
 
-def _backward(plan: tuple[BackwardConfig, Launches], made: tuple[Any, ...], *args: Any) -> None:
+def _backward(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
     grad, q, k, v, out, lse, cu_q, cu_k, *_ = args
+    dq, dk, dv = made
     if q.numel() == 0 or k.numel() == 0:
         for one in made:
             one.zero_()
         return
-    config, launches = plan
-    arrays = {"q": q, "k": k, "v": v, "o": out, "do": copyable(grad), "lse": lse.contiguous()}
-    arrays |= dict(zip(("dq", "dk", "dv"), made, strict=True))
-    arrays |= arrays_between(config, q, len(cu_q) - 1)
-    arrays |= room_for_lists(config, len(q), len(k), len(cu_q) - 1, q.device)
-    launches(arrays | {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()})
+    grad = grad.contiguous() if plan.copied else grad
+    arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
+    arrays |= {"dq": dq, "dk": dk, "dv": dv}
+    arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}
+    if plan.turns is not None:
+        arrays["turns"] = torch.zeros(plan.turns, dtype=torch.int32, device=q.device)
+    plan.launches(arrays)
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -265,7 +277,7 @@ def _gradients(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
         return (None,) * 13
     same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     options = (*ctx.options, same, ctx.softcap)
-    found = attention_varlen_backward(grad, q, k, v, out, lse, cu_q, cu_k, *options)
+    found = attention_varlen_backward.in_backward(grad, q, k, v, out, lse, cu_q, cu_k, *options)
     return (*found, *(None,) * 10)
 
 

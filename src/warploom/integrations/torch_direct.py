@@ -15,9 +15,11 @@ import ast
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 DEVICES = {"cuda"}  # where tensors are that a kernel runs on
+OPTIONS = {bool, int, float, str, type(None)}  # what else is given
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def direct(
     """The operator `made`, of that name, as a function that calls `run` where that is the same.
 
     `backward` and `context` are those that were registered with torch; without `backward`, calls
-    that want a gradient go to `made`, whose refusal names the operator.
+    that want a gradient go to `made`, whose refusal names the operator. Its `in_backward` is what
+    backward passes of other operators call.
     """
     torch: Any = importlib.import_module("torch")
     plain = {torch.Tensor, torch.nn.Parameter}
@@ -88,6 +91,9 @@ def direct(
             assert backward is not None
             return backward(ctx, *grads)
 
+    # Without what `Function.apply` does for transforms of torch.func, of which there is none here.
+    apply = attrgetter("apply")(super(torch.autograd.Function, Direct))
+
     def call(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return made(*args, **named)
@@ -103,17 +109,26 @@ def direct(
             return made(*args, **named)
         trained = False
         for one in bound:
-            if isinstance(one, torch.Tensor):
-                if type(one) not in plain or one.device.type not in DEVICES:
-                    return made(*args, **named)
+            if type(one) in plain and (one.is_cuda or one.device.type in DEVICES):
                 trained = trained or one.requires_grad
+            elif type(one) not in OPTIONS and isinstance(one, torch.Tensor):
+                return made(*args, **named)
         if trained and torch.is_grad_enabled():
-            return made(*args, **named) if backward is None or written else Direct.apply(*bound)
+            return made(*args, **named) if backward is None or written else apply(*bound)
         for place in written:
             if not bound[place].is_inference():
                 torch.autograd.graph.increment_version(bound[place])
         return run(*bound)
 
+    def in_backward(*args: Any) -> Any:
+        """The operator in a backward pass, on a gradient and on what the forward pass kept, where
+        all arguments are given: what it kept was looked at then."""
+        known = type(args[0]) in plain and args[0].device.type in DEVICES
+        if known and not torch.is_grad_enabled() and not _listened_to(torch):
+            return run(*args)
+        return call(*args)
+
+    call.in_backward = in_backward  # type: ignore[attr-defined]
     return call
 
 

@@ -20,9 +20,9 @@ from warploom.integrations.torch_attention import (
     checked_group,
     value_dim,
 )
+from warploom.integrations.torch_launches import Launches
 from warploom.integrations.torch_program import (
     Chosen,
-    Launches,
     allowed_type,
     check_devices,
     empty_like,
@@ -244,7 +244,7 @@ def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     grad = torch.zeros_like(out) if grad is None else grad
     same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     options = (ctx.causal, ctx.window, ctx.scale, same, ctx.softcap)
-    found = attention_backward(grad, q, k, v, out, lse, grad_lse, *options)
+    found = attention_backward.in_backward(grad, q, k, v, out, lse, grad_lse, *options)
     return (*found, *(None,) * 7)
 
 
@@ -291,7 +291,7 @@ def attention(
     `batch_invariant`: the kernel is chosen for one sequence, so that the bits of o are the same in
     every batch. `softcap`: scores become softcap * tanh(score / softcap); 0: they stay.
     """
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         options = (causal, window, scale, exact, batch_invariant, softcap, deterministic)
         return attention_with_lse(q, k, v, *options)[0]
     return _inference(q, k, v, causal, window, scale, exact, batch_invariant, softcap)

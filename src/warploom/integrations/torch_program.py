@@ -28,7 +28,7 @@ from warploom.kernels.select import select, written
 from warploom.kernels.tuned.table import GPU, remember
 from warploom.kernels.tuned.variant import Variant
 from warploom.runtime.interface import Interface
-from warploom.runtime.kernel import ALIGNED, Kernel, Launch
+from warploom.runtime.kernel import ALIGNED, Kernel
 from warploom.runtime.tensors import element_type
 from warploom.tile import Array, DType, Program, dtype
 
@@ -156,11 +156,10 @@ def planned(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 
 def form_of(*tensors: Any) -> tuple[Any, ...]:
     """What a launch depends on that is bound to tensors, beside where they are."""
-    return tuple(
-        x
-        for one in tensors
-        for x in (one.dtype, one.shape, one.stride(), one.device, one.data_ptr() % ALIGNED)
-    )
+    form: list[Any] = []
+    for one in tensors:
+        form += (one.dtype, one.shape, one.stride(), one.device, one.data_ptr() % ALIGNED)
+    return tuple(form)
 
 
 @dataclass(frozen=True)
@@ -172,51 +171,14 @@ class Unlaunched:
     def __call__(self, *arrays: Any, **more: Any) -> None:
         """Nothing: the shapes of results do not depend on it."""
 
-    def bound(self, *arrays: Any) -> Launch:
-        """What does nothing, too."""
-        return lambda addresses, stream: None
-
     def resident_tasks(self, tasks: int) -> int:
         """All of them."""
         return tasks
 
 
-class Launches:
-    """The kernels of a plan, one after another, on tensors of the form that the plan is for.
-
-    `choose` gives them by name. It is asked at the first call, which builds them and binds them to
-    its tensors; later calls give addresses alone.
-    """
-
-    def __init__(self, choose: Callable[[], Mapping[str, Chosen]]) -> None:
-        self._choose = choose
-        self._bound: dict[str, Launch] = {}
-
-    def __call__(
-        self, arrays: Mapping[str, Any], after: Mapping[str, Callable[[], None]] | None = None
-    ) -> None:
-        """Launch them on arrays by name, none of them empty; `after` has what is done behind a
-        kernel, by its name."""
-        like = next(iter(arrays.values()))
-        if not self._bound:
-            self._bound = {
-                name: _bound(built_kernel(key, like, make), arrays)
-                for name, (key, make) in self._choose().items()
-            }
-        where, stream = {n: one.data_ptr() for n, one in arrays.items()}, current_stream(like)
-        for name, bound in self._bound.items():
-            bound(where, stream)
-            if after and name in after:
-                after[name]()
-
-    def unbound(self, arrays: Mapping[str, Any]) -> None:
-        """Launch them on arrays of which some are empty."""
-        for key, make in self._choose().values():
-            launch(key, make, arrays)
-
-
-def _bound(kernel: Kernel, arrays: Mapping[str, Any]) -> Launch:
-    return kernel.bound({one.name: arrays[one.name] for one in kernel.interface.arrays})
+def only_collected() -> bool:
+    """Whether kernels are built and not launched."""
+    return bool(_collected)
 
 
 @contextlib.contextmanager
@@ -297,13 +259,13 @@ def empty_like(tensor: Any) -> Any:
     return torch_module().empty_like(tensor) if together else tensor.new_empty(tensor.shape)
 
 
-def copyable(tensor: Any) -> Any:
-    """The tensor, or a copy where the copy engine does not take it: its last dimension is together,
-    and every other is a multiple of 16 bytes apart. Gradients may be expanded views."""
+def copyable(tensor: Any) -> bool:
+    """Whether the copy engine takes a tensor: its last dimension is together, and every other is a
+    multiple of 16 bytes apart. Gradients may be expanded views."""
     size = tensor.element_size()
     apart = [s for s, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1]
     whole = all(s > 0 and s * size % 16 == 0 for s in apart) and tensor.data_ptr() % 16 == 0
-    return tensor if whole and tensor.stride(-1) == 1 else tensor.contiguous()
+    return whole and tensor.stride(-1) == 1
 
 
 def check_devices(operator: str, tensors: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The CUDA driver API through cuda-bindings: the only file that calls it."""
+"""The CUDA driver API, mostly through cuda-bindings: the only file that calls it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from warploom.runtime.device import CudaError, DeviceInfo, Shape
 from warploom.runtime.launch import Params, TensorMap
 from warploom.tile.dtypes import MEMORY, dtype
 
+# What every launch asks: arguments of calls that are made without cuda-bindings' objects.
+DIRECT = {
+    "cuCtxGetCurrent": 1,
+    "cuCtxPopCurrent": 1,
+    "cuCtxPushCurrent": 1,
+    "cuLaunchKernelEx": 4,
+    "cuTensorMapReplaceAddress": 2,
+}
+DIRECT_VERSION = 13000  # of CUDA, whose form of a call is meant
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 
 # Calls whose refusal leaves the context usable: nothing ran.
@@ -132,6 +142,15 @@ def _check(driver: Any, call: str, result: tuple[Any, ...], subject: str = "") -
     raise CudaError(call, name, detail, fatal=name in _LOST or call not in _HARMLESS)
 
 
+@cache
+def _direct(name: str) -> Callable[..., int]:
+    driver = import_binding("driver")
+    found = driver.cuGetProcAddress(name.encode(), DIRECT_VERSION, 0)
+    address, _ = _check(driver, "cuGetProcAddress", found, name)
+    taken = [ctypes.c_void_p] * DIRECT[name]
+    return ctypes.CFUNCTYPE(ctypes.c_int, *taken)(int(address))
+
+
 def _open(driver: Any, index: int) -> Any:
     """Initialise the driver and return the device handle; one clear line when there is none."""
     needed = "an NVIDIA GPU and its driver, r580 or newer, are needed to run kernels"
@@ -206,23 +225,43 @@ class Context:
         self._handle = _open(self._driver, index)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._handle)
         self._call("cuCtxSetCurrent", self._context)
+        self._number = int(self._context)
 
     def _call(self, name: str, *args: Any) -> Any:
         return _check(self._driver, name, getattr(self._driver, name)(*args), self._subject)
 
+    @cached_property
+    def _changes(self) -> tuple[Callable[..., None], ...]:
+        """What asks for the context of a thread, exchanges it and gives back what was there."""
+        return tuple(self.direct(f"cuCtx{what}Current") for what in ("Get", "Push", "Pop"))
+
     @property
     def current(self) -> bool:
         """Whether this is the context of the calling thread."""
-        return int(self._call("cuCtxGetCurrent")) == int(self._context)
+        here = ctypes.c_uint64()
+        self._changes[0](ctypes.addressof(here))
+        return here.value == self._number
+
+    def enter(self) -> bool:
+        """Make this the context of the calling thread; whether it was not, for `leave` to undo."""
+        if self.current:
+            return False
+        self._changes[1](self._number)
+        return True
+
+    def leave(self) -> None:
+        """Give a thread back the context that it had, or none."""
+        here = ctypes.c_uint64()
+        self._changes[2](ctypes.addressof(here))
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
         """This context in a thread that has none or another, which it gets back."""
-        self._call("cuCtxPushCurrent", self._context)
+        self._changes[1](self._number)
         try:
             yield
         finally:
-            self._call("cuCtxPopCurrent")
+            self.leave()
 
     def attribute(self, name: str) -> int:
         """A device attribute by its name in the driver's API, without the prefix."""
@@ -269,7 +308,7 @@ class Context:
         """Blocks of a kernel that the GPU holds at a time; of a cluster, those of whole ones."""
         blocks = math.prod(shape.cluster)
         if blocks > 1:
-            config = self._config(replace(shape, grid=shape.cluster), 0)
+            config = self.config(replace(shape, grid=shape.cluster), 0)
             return blocks * int(self._call("cuOccupancyMaxActiveClusters", function, config))
         threads, shared = math.prod(shape.block), shape.shared_bytes
         count = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
@@ -300,37 +339,21 @@ class Context:
                 stream, params.address, 0,
             )  # fmt: skip
             return
-        self._call("cuLaunchKernelEx", self._config(shape, stream), function, params.address, 0)
+        self._call("cuLaunchKernelEx", self.config(shape, stream), function, params.address, 0)
 
-    def launcher(self, function: Any, shape: Shape, params: Params) -> Callable[[int], None]:
-        """What queues a kernel on a stream, with what the parameters are at the time."""
-        plain = shape.cluster == (1, 1, 1) and not shape.dependent
-        driver, subject = self._driver, self._subject
-        name = "cuLaunchKernel" if plain else "cuLaunchKernelEx"
-        call, configs = getattr(driver, name), dict[int, Any]()
+    def direct(self, name: str) -> Callable[..., None]:
+        """A call of `DIRECT` on integers, by its address in the driver: cuda-bindings makes an
+        object of every handle and result, which takes longer than such a call."""
+        function, driver, subject = _direct(name), self._driver, self._subject
 
-        def queue(stream: int) -> None:
-            if plain:
-                sizes = (*shape.grid, *shape.block, shape.shared_bytes)
-                done = call(function, *sizes, stream, params.address, 0)
-            else:
-                if stream not in configs:
-                    configs.clear()
-                    configs[stream] = self._config(shape, stream)
-                done = call(configs[stream], function, params.address, 0)
-            _check(driver, name, done, subject)
+        def call(*args: int) -> None:
+            if status := function(*args):
+                _check(driver, name, (driver.CUresult(status),), subject)
 
-        return queue
+        return call
 
-    def map_at(self, address: int) -> Any:
-        """The tensor map of 128 bytes at an address of the host."""
-        return self._driver.CUtensorMap(_ptr=address)
-
-    def move_map(self, one: Any, address: int) -> None:
-        """Have a tensor map begin at another address of the device."""
-        self._call("cuTensorMapReplaceAddress", one, address)
-
-    def _config(self, shape: Shape, stream: Any) -> Any:
+    def config(self, shape: Shape, stream: Any) -> Any:
+        """The driver's description of a launch of that shape on a stream."""
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid

@@ -7,8 +7,9 @@ from math import prod
 from typing import Any
 
 from warploom.errors import InputError
+from warploom.runtime.bound import Bound
 from warploom.runtime.interface import Interface
-from warploom.runtime.kernel import Kernel, Launch
+from warploom.runtime.kernel import Kernel
 from warploom.runtime.tensors import view
 from warploom.tile.dtypes import DType
 
@@ -75,9 +76,7 @@ class InTurn(Kernel):
                 stream,
             )
 
-    def bound(
-        self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None
-    ) -> Launch:
+    def bound(self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None) -> Bound:
         """Two kernels are not bound."""
         raise InputError(f"kernel {self.interface.name} goes on in a second one: call it")
 

@@ -30,7 +30,6 @@ ALIGNED = 128  # bytes: what is demanded of an address divides them
 LONGEST = 2**31 - 2**16
 MOST_PITCH = 1 << 40
 
-Launch = Callable[[Mapping[str, int], int], None]  # of addresses by name and a stream
 # Maps a kernel's name and compiled cubin to the image to load.
 Lookup = Callable[[str, bytes], bytes]
 _lookups: list[Lookup] = []
@@ -155,13 +154,12 @@ class Kernel:
             call.params.put(call.counter, counter.to_bytes(8, "little"))
         self._context.launch_on(stream, self._function, call.shape, call.params)
 
-    def bound(
-        self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None
-    ) -> Launch:
+    def bound(self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None) -> Bound:
         """What launches the kernel on tensors of the types, sizes, strides and device of these,
-        given their addresses by name and a stream; raises what a call on these raises.
+        given the addresses of all of `arrays` in their order and a stream; raises what a call on
+        those that it takes raises.
 
-        No array is empty.
+        None of them is empty.
         """
         views = {spec.name: self._view(spec, arrays, 0) for spec in self.interface.arrays}
         empty = [name for name, of in views.items() if 0 in of.shape]
@@ -170,19 +168,11 @@ class Kernel:
         given = self.interface.scalars(scalars or {})
         form, call = self._form(views, given), self._call(views, given)
         if form.shape is None:
-            return lambda addresses, stream: None
-        places = {name: of.address for name, of in views.items()}
+            raise InputError(f"kernel {self.interface.name} has no task: nothing is bound")
+        places = {name: views[name].address if name in views else 0 for name in arrays}
         known = Form.of(places, form.addressed, ALIGNED, form.counter)
-        one = Bound(self._context, self._function, form.shape, call.params, known)
-
-        def launch(addresses: Mapping[str, int], stream: int) -> None:
-            if self._context.current:
-                one(addresses, stream, self._counted())
-                return
-            with self._context.entered():
-                one(addresses, stream, self._counted())
-
-        return launch
+        context, function = self._context, self._function
+        return Bound(context, function, form.shape, call.params, known, self._counted)
 
     def _counted(self) -> int:
         """Where the next launch counts, if it does."""

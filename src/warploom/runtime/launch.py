@@ -261,7 +261,7 @@ class Params:
     """Kernel parameters laid out for the driver: one block of bytes and an array of pointers to it.
 
     `address` is what `cuLaunchKernel` takes as `kernelParams`; the object must outlive the launch
-    call (the driver copies the values during it).
+    call (the driver copies the values during it). `words` are all parameters in words of 8 bytes.
     """
 
     def __init__(self, slots: Sequence[bytes]) -> None:
@@ -272,8 +272,11 @@ class Params:
             size = -(-size // 64) * 64
             offsets.append(size)
             size += len(slot)
-        self._storage = ctypes.create_string_buffer(size + 64)
+        self._storage = ctypes.create_string_buffer(size + 72)
         base = -(-ctypes.addressof(self._storage) // 64) * 64
+        self._base, count = base, size // 8 + 1
+        bytes_of_words = (ctypes.c_char * (8 * count)).from_address(base)
+        self.words = memoryview(bytes_of_words).cast("B").cast("Q")
         count = max(len(self.slots), 1)
         self._pointers = (ctypes.c_void_p * count)(*(base + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
@@ -283,6 +286,14 @@ class Params:
     def at(self, place: int) -> int:
         """Where parameter number `place` stands."""
         return int(self._pointers[place] or 0)
+
+    def word(self, place: int) -> int:
+        """Which of `words` parameter number `place` begins with."""
+        return (self.at(place) - self._base) // 8
+
+    def bytes_of(self, place: int) -> bytes:
+        """What stands where parameter number `place` does."""
+        return ctypes.string_at(self.at(place), len(self.slots[place]))
 
     def put(self, place: int, slot: bytes) -> None:
         """Write other bytes where parameter number `place` stands."""

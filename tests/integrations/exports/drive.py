@@ -97,7 +97,7 @@ def bound(case: Any) -> Any:
             n: replace(x.given, address=x.given.address + (3 << 20)) for n, x in arrays.items()
         }
         launch = kernel.bound(tensors(case, moved, types), scalars)
-        launch({name: one.given.address for name, one in arrays.items()}, STREAM)
+        launch([arrays[name].given.address for name in moved], STREAM)
 
     return call
 

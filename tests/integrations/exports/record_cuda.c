@@ -82,6 +82,9 @@ int cuEventRecord(void *e, void *s) { SAY("record on %p\n", s); return e != (voi
 int cuStreamWaitEvent(void *s, void *e, unsigned f) { SAY("wait on %p\n", s); return e != (void *)8 || f; }
 int cuEventDestroy_v2(void *e) { return e != (void *)8; }
 
+/* Of some maps the address is the first word, of some it is not: launchers must try. */
+static unsigned char *place(unsigned char *map, unsigned rank) { return map + (rank % 2 ? 8 : 0); }
+
 int cuTensorMapEncodeTiled(unsigned char *map, int type, unsigned rank, void *at, const uint64_t *dims,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                            int interleave, int swizzle, int promotion, int fill) {
@@ -89,18 +92,19 @@ int cuTensorMapEncodeTiled(unsigned char *map, int type, unsigned rank, void *at
   uint64_t address = own((uintptr_t)at);
   unsigned char head[] = {(unsigned char)type, (unsigned char)rank, (unsigned char)interleave,
                           (unsigned char)swizzle, (unsigned char)promotion, (unsigned char)fill};
-  memcpy(map, head, sizeof head);
-  memcpy(map + 8, &address, 8);
+  memcpy(map + (rank % 2 ? 0 : 8), head, sizeof head);
+  memcpy(place(map, rank), &address, 8);
   memcpy(map + 16, dims, 8 * rank);
   memcpy(map + 56, strides, 8 * (rank - 1));
   memcpy(map + 88, box, 4 * rank);
   for (unsigned d = 0; d < rank; ++d) map[108 + d] = (unsigned char)steps[d];
+  map[127] = (unsigned char)rank;
   return 0;
 }
 
 int cuTensorMapReplaceAddress(unsigned char *map, void *at) {
   uint64_t address = own((uintptr_t)at);
-  memcpy(map + 8, &address, 8);
+  memcpy(place(map, map[127]), &address, 8);
   return 0;
 }
 
@@ -129,14 +133,15 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   return cuLaunchKernelEx(&c, f, params, extra);
 }
 
-int cuGetProcAddress_v2(const char *name, void **f, int version, uint64_t flags, void *status) {
+int cuGetProcAddress_v2(const char *name, void **f, int version, uint64_t flags, int *status) {
   char second[128];
   snprintf(second, sizeof second, "%s_v2", name);
   Dl_info self;
   dladdr((void *)cuGetProcAddress_v2, &self);
   void *library = dlopen(self.dli_fname, RTLD_NOLOAD | RTLD_NOW);
-  *f = dlsym(library, name);
-  if (!*f) *f = dlsym(library, second);
-  return *f || version < 0 || flags > 8 || status == (void *)1 ? 0 : 500;
+  *f = dlsym(library, second);
+  if (!*f) *f = dlsym(library, name);
+  if (status) *status = *f ? 0 : 1;
+  return *f || version < 0 || flags > 8 ? 0 : 500;
 }
-int cuGetProcAddress(const char *name, void **f, int v, uint64_t flags) { return cuGetProcAddress_v2(name, f, v, flags, 0); }
+int cuGetProcAddress(const char *name, void **f, int v, uint64_t flags) { return cuGetProcAddress_v2(name, f, v, flags, NULL); }
