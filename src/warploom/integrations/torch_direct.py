@@ -78,21 +78,7 @@ def direct(
     plain = {torch.Tensor, torch.nn.Parameter}
     written = tuple(signature.names.index(name) for name in mutates)
 
-    class Direct(torch.autograd.Function):  # type: ignore[misc, name-defined]
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            result = run(*args)
-            if context is not None:
-                context(ctx, args, result)
-            return result
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            assert backward is not None
-            return backward(ctx, *grads)
-
-    # Without what `Function.apply` does for transforms of torch.func, of which there is none here.
-    apply = attrgetter("apply")(super(torch.autograd.Function, Direct))
+    apply = _differentiable(torch, run, backward, context)
 
     def call(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -130,6 +116,31 @@ def direct(
 
     call.in_backward = in_backward  # type: ignore[attr-defined]
     return call
+
+
+def _differentiable(
+    torch: Any,
+    run: Callable[..., Any],
+    backward: Callable[..., Any] | None,
+    context: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    """`run` with its gradient."""
+
+    class Direct(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            result = run(*args)
+            if context is not None:
+                context(ctx, args, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            assert backward is not None
+            return backward(ctx, *grads)
+
+    # Without what `Function.apply` does for transforms of torch.func, of which there is none here.
+    return attrgetter("apply")(super(torch.autograd.Function, Direct))
 
 
 def _listened_to(torch: Any) -> bool:
