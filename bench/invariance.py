@@ -35,7 +35,7 @@ from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.integrations.torch_op import NOMINAL_ROWS
-from warploom.kernels.attention.combine import combine
+from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import PART, decode, decode_policy
 from warploom.kernels.attention.decode_plan import planned
 from warploom.kernels.gemm import program as gemm
@@ -57,15 +57,17 @@ ROWS = 512  # of a GEMM, at most
 CHOSEN = (1, 3, 8, 16, 33, 64, 96, 128, 256, 384, ROWS)  # of the fastest form of a GEMM
 LIKELY = 3  # variants of a shape of which one may be chosen
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # of which every number of parts is at most one
-Draw = Callable[[random.Random, bool], tuple[Any, Any]]  # with a form: (results, alone)
+Draw = Callable[[random.Random, bool], tuple[list[int], int]]  # of a form: members, room
+Run = Callable[[Any, int, bool], tuple[Any, Any]]  # of these on the GPU: results, and alone
 
 
 @dataclass(frozen=True)
 class Forms:
-    """A case: a random batch with what its members gave alone, calls to time, and their work in
-    TFLOP or TB a second of a millisecond."""
+    """A case: who is in a random batch, its results beside what they gave alone, calls to time, and
+    their work in TFLOP or TB a second of a millisecond."""
 
     draw: Draw
+    run: Run
     calls: dict[str, Callable[[], Any]]
     size: float
     compiler: str
@@ -91,7 +93,7 @@ def build_all(names: tuple[str, ...]) -> None:
         for plan in (equal, *some):
             compiled(decode(plan.config), decode_policy(plan.config))
             if plan.config.split:
-                build(combine(plan.config, plan.room)(plan.config, plan.room))
+                build(combine(plan.config, plan.room), combine_schedule(plan.config, plan.room))
         print(name, flush=True)
 
 
@@ -135,11 +137,12 @@ def decode_forms(torch: Any, name: str) -> Forms:
         for form in (True, False)
     }
 
-    def draw(draws: random.Random, form: bool) -> tuple[Any, Any]:
+    def draw(draws: random.Random, _: bool) -> tuple[list[int], int]:
         picked = [draws.randrange(batch) for _ in range(draws.randint(1, 64))]
         least = max(needed[n] for n in picked)
-        columns = draws.randint(least, one["table"].shape[1])
-        index = torch.tensor(picked, device="cuda")
+        return picked, draws.randint(least, one["table"].shape[1])
+
+    def run(index: Any, columns: int, form: bool) -> tuple[Any, Any]:
         return attend(index, columns, form), alone[form][index]
 
     full = torch.full_like(lengths, keys)
@@ -153,7 +156,7 @@ def decode_forms(torch: Any, name: str) -> Forms:
     size = 4 * batch * keys * case.sizes[3] * case.sizes[4] * 1e-9
     plan = plan_of(replace(case.config, part=PART), case).config
     compiler = compiled(decode(plan), decode_policy(plan)).resources.compiler
-    return Forms(draw, {"invariant": call(True), "fastest": call(False)}, size, compiler)
+    return Forms(draw, run, {"invariant": call(True), "fastest": call(False)}, size, compiler)
 
 
 def gemm_forms(torch: Any, name: str) -> Forms:
@@ -166,26 +169,32 @@ def gemm_forms(torch: Any, name: str) -> Forms:
         for form in (True, False)
     }
 
-    def draw(draws: random.Random, form: bool) -> tuple[Any, Any]:
+    def draw(draws: random.Random, form: bool) -> tuple[list[int], int]:
         count = draws.randint(1, ROWS) if form else draws.choice(CHOSEN)
-        picked = [draws.randrange(ROWS) for _ in range(count)]
-        index = torch.tensor(picked, device="cuda")
+        return [draws.randrange(ROWS) for _ in range(count)], count
+
+    def run(index: Any, _: int, form: bool) -> tuple[Any, Any]:
         return operator.gemm(a[index], b, batch_invariant=form), alone[form][index]
 
     calls = {
         "invariant": lambda: operator.gemm(a, b, batch_invariant=True),
         "fastest": lambda: operator.gemm(a, b),
     }
-    return Forms(draw, calls, 2 * ROWS * n * k * 1e-9, _build_gemm(NOMINAL_ROWS, n, k))
+    return Forms(draw, run, calls, 2 * ROWS * n * k * 1e-9, _build_gemm(NOMINAL_ROWS, n, k))
 
 
 def differing(torch: Any, forms: Forms, form: bool, batches: int, until: float) -> tuple[int, int]:
     """(random batches in which some bit differs, counted on the GPU; batches until that time)."""
     draws, count = random.Random(0), torch.zeros((), dtype=torch.int64, device="cuda")
-    for number in range(batches):
+    drawn = [forms.draw(draws, form) for _ in range(batches)]
+    # One copy for all: the GPU would wait for each batch's own.
+    members = torch.tensor([n for picked, _ in drawn for n in picked], device="cuda")
+    for number, ((_, room), index) in enumerate(
+        zip(drawn, members.split([len(picked) for picked, _ in drawn]), strict=True)
+    ):
         if time.monotonic() > until:
             return int(count), number
-        got, want = forms.draw(draws, form)
+        got, want = forms.run(index, room, form)
         count += (got.view(torch.int16) != want.view(torch.int16)).any()
     return int(count), batches
 
