@@ -59,6 +59,20 @@ def test_a_step_lights_its_line_everywhere(browser: Browser, report: Path) -> No
     assert "store" in browser.run(TOLD)
 
 
+def test_the_kernel_is_in_view_and_axes_have_round_numbers(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    cuda = "const pane = document.getElementById('cuda'); const top = pane.scrollTop; "
+    line = "[...pane.children].find(line => line.offsetTop - pane.offsetTop >= top - 1)"
+    assert "__global__" in browser.run(f"{cuda} return {line}.textContent")
+    said = "return [...document.querySelectorAll('#plot text')].map(text => text.textContent)"
+    numbers = [text.replace(",", "") for text in browser.run(said)[:-2]]  # then the axes' names
+    assert len(numbers) >= 4
+    for number in numbers:
+        assert len(number.replace(".", "").strip("0")) <= 3, numbers
+    assert browser.run("return ticks(3, 21, 5)") == [5, 10, 15, 20]
+    assert browser.run("return ticks(0.1, 0.31, 4)") == [0.1, 0.2, 0.3]
+
+
 def test_zoom_and_keys(browser: Browser, report: Path) -> None:
     browser.open(report)
     whole = browser.run(WIDTH)

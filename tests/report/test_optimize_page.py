@@ -98,7 +98,7 @@ def test_the_points_are_those_of_the_tuned_table(report: Path, data: dict[str, l
     assert sum(point["built"] for point in space) == 1 and len(space) > 1
     assert all(point["predicted"] > 0 and point["mhz"] > 0 for point in space)
     after = next(point["name"] for point in space if not point["built"])
-    assert f"The next of {len(space)} kernels, {after}, takes" in report.read_text()
+    assert f"the next of {len(space)} kernels, {after}, takes" in report.read_text()
 
 
 def test_a_step_ends_with_its_block() -> None:
@@ -122,10 +122,10 @@ def test_a_step_ends_with_its_block() -> None:
     [
         (
             (10.0, 11.0),
-            "other, takes 10.0% longer as measured. By the model its tasks take 25.0% more",
+            "As measured the next of 2 kernels, other, takes 10.0% longer. By the model its tasks",
         ),
-        ((10.0, None), "20.0% less as predicted; it was not measured at these sizes, this one was"),
-        ((None, None), "The next of 2 kernels, other, takes 20.0% less as predicted."),
+        ((10.0, None), "takes 20.0% less; it was not measured at these sizes, this one was"),
+        ((None, None), "By the model the next of 2 kernels, other, takes 20.0% less."),
     ],
 )
 def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:
@@ -144,7 +144,7 @@ def test_points_that_tie_are_told_apart_by_what_is_plain() -> None:
     points = (Rival("plain", 10.0, None, {}), Rival("other", 9.97, None, {}))
     facts = Facts(SimpleNamespace(space=points, chosen=Trial("plain"), trials=()), None)
     vars(facts)["recorded"] = []
-    assert "takes 0.3% less as predicted. The model errs by more" in facts.beats()
+    assert "takes 0.3% less. It errs by more" in facts.beats()
 
 
 def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:

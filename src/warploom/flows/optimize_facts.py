@@ -26,6 +26,7 @@ from warploom.machine import Machine
 from warploom.machine import load as load_machine
 from warploom.perf.launch_time import NOTED, Launch, LaunchTime, why_slower
 from warploom.perf.replay import Replay, Walk, of_walks, walked
+from warploom.report.pages import sentence
 from warploom.sass.decode.kernel import Kernel
 from warploom.schedule.model.costs import costs
 
@@ -228,17 +229,17 @@ class Facts:
         if best is None or not others:
             return self._beats_by_cycles()
         after = others[0]
-        ratio, how = after.predicted / best.predicted, "as predicted"
+        ratio, how, left = after.predicted / best.predicted, "By the model", ""
         if best.measured is not None and after.measured is not None:
-            ratio, how = after.measured / best.measured, "as measured"
+            ratio, how = after.measured / best.measured, "As measured"
         elif best.measured is not None or self.recorded:
-            how += "; it was not measured at these sizes, this one was"
-        share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
+            left = "; it was not measured at these sizes, this one was"
+        share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'}"
         if share.startswith("0.0%"):
-            share = f"as long {how}"
-        told = f"The next of {len(self.rivals)} kernels, {after.name}, takes {share}."
-        if self.result.space and how == "as predicted" and 1.0 > ratio >= 1.0 / TIE:
-            return f"{told} The model errs by more: of those that tie the plainest was built."
+            share = "as long"
+        told = f"{how} the next of {len(self.rivals)} kernels, {after.name}, takes {share}{left}."
+        if self.result.space and how == "By the model" and 1.0 > ratio >= 1.0 / TIE:
+            return f"{told} It errs by more: of those that tie the plainest was built."
         slower = ratio > 1.0 + NOTED
         return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
 
@@ -258,11 +259,11 @@ class Facts:
             why = self.walks if isinstance(self.walks, str) else "it has no loop of matmuls"
             return f"Not predicted: {why}. At least {least:,.1f} us: {words}."
         loops = "; ".join(
-            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration, predicted; no schedule "
+            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration; no schedule "
             f"takes fewer than {one.bound:,} ({one.reason})"
             for one in self.replay.loops.values()
         )
-        return f"By the model, {self.predicted.limits}. {loops[0].upper()}{loops[1:]}."
+        return f"By the model, {self.predicted.limits}. {sentence(loops)}."
 
     def tries(self) -> list[str]:
         """What may help, for the largest losses first."""
@@ -270,7 +271,7 @@ class Facts:
         told: list[str] = []
         for one in losses[:3]:
             costs = f"This costs a factor of {one.factor:.2f}: try" if one.factor < inf else "Try"
-            told.append(f"{one.name[0].upper()}{one.name[1:]}. {costs} {one.advice}.")
+            told.append(f"{sentence(one.name)}. {costs} {one.advice}.")
         if self.result.measured is None:
             told.append("Run the same command on a machine with this GPU: it then measures.")
         return told

@@ -24,7 +24,7 @@ from warploom.perf.timeline import (
 )
 from warploom.perf.trace import MEASURED, PREDICTED
 from warploom.report.optimize_html import Line, Page
-from warploom.report.pages import SPECIAL, Figure
+from warploom.report.pages import SPECIAL, Figure, sentence
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.schedule.model.costs import costs
@@ -67,7 +67,7 @@ def schedule_rows(trial: Trial, built: bool) -> list[tuple[str, str, str, str]]:
         (
             f"{trial.name}, loop {loop}" if several else trial.name,
             f"{one.cycles:.0f}",
-            f"{one.bound} ({one.reason}): {one.bound / one.cycles:.0%}",
+            f"{one.bound} ({one.reason}), {one.bound / one.cycles:.0%} of that",
             note,
         )
         for loop, one in trial.predicted.items()
@@ -115,7 +115,7 @@ def report_page(
     of_line = steps_of_lines(built.source.text, steps)
     return Page(
         title=f"{settings.name} for {settings.gpu}",
-        summary=f"The kernel: {selected}. Its order: {order_of(selected)}.",
+        summary=sentence(f"{selected}; {order_of(selected)}."),
         figures=figures(found),
         answers=[
             ("What binds", [found.binds()]),

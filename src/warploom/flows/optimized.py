@@ -224,13 +224,11 @@ def order_of(selected: Selected) -> str:
     for name, one in selected.schedule.loops.items():
         proof = one.proof
         if proof.status == WRITTEN:
-            told.append(
-                f"loop {name}: order {selected.schedule.name}, taken by name and not solved for"
-            )
+            told.append(f"loop {name} in the named order {selected.schedule.name}")
             continue
         shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"
         told.append(
-            f"loop {name}: solved for {one.initiation_interval} cycles an iteration at the costs "
+            f"loop {name} solved for {one.initiation_interval} cycles an iteration at the costs "
             f"it was solved with, {shorter} ({proof.status}: {proof.reason}; "
             f"{proof.confirmed or 'not confirmed'})"
         )

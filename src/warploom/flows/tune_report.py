@@ -62,6 +62,7 @@ def page_summary(report: TuneReport) -> Summary:
     refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
     failed = search.scored - search.outcomes["ok"]
     tried = f"{search.scored:,} candidates of the player {settings.player}"
+    tried += f"; {failed or 'none'} failed a test." if measured else "."
     about = "no win: nothing was faster" if not report.changed else "beside the original"
     timing = f"A/A control: {report.timing.control}." if report.timing else ""
     tested = "Not tested: it did not run on a GPU."
@@ -74,7 +75,7 @@ def page_summary(report: TuneReport) -> Summary:
             Figure(f"{refused:,}", "refused", "by static rules", "counted"),
         ],
         [
-            ("What was tried", [f"{tried}; {failed or 'none'} failed a test."]),
+            ("What was tried", [tried]),
             ("Is it right", [f"Static verdict: {report.verdict}.", tested]),
             ("How sure is it", [timing] if timing else ["Not timed: the model scored it."]),
         ],

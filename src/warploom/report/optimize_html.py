@@ -56,6 +56,17 @@ class Page:
     measured: Sequence[tuple[str, str]] = ()
     seconds: Sequence[tuple[str, str]] = ()
 
+    @property
+    def stamped(self) -> bool:
+        """Whether a timeline holds time stamps."""
+        bars = (bar for one in self.timelines for row in one["rows"] for bar in row["bars"])
+        return any(bar[3] == "stamped" for bar in bars)
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of the steps, for the legend."""
+        return {kind for _, _, kind in self.steps}
+
 
 def page_html(page: Page) -> str:
     """The page as HTML."""

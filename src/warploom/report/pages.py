@@ -34,6 +34,11 @@ def _templates() -> jinja2.Environment:
     )
 
 
+def sentence(text: str) -> str:
+    """`text` with a capital."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def rendered(template: str, **values: Any) -> str:
     """A page by its template, which also gets the package's `version`; strings are escaped."""
     return _templates().get_template(template).render(version=__version__, **values)

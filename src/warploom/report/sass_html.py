@@ -17,6 +17,7 @@ from warploom.report.sass_words import (
     count,
     defs_and_uses,
     reasons,
+    size_words,
 )
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Instruction, Kernel
@@ -95,6 +96,7 @@ def show_html(
         "sass_show.html.j2",
         cubin=cubin,
         kernel=kernel,
+        size=size_words(kernel),
         blocks=blocks,
         loops=loops,
         loop_list=[loop_row(kernel, loop) for loop in loops],

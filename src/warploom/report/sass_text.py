@@ -15,6 +15,7 @@ from warploom.report.sass_words import (
     count,
     defs_and_uses,
     reasons,
+    size_words,
 )
 from warploom.sass.decode.kernel import Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
@@ -47,7 +48,7 @@ def show(
     depth = depths(kernel, loops)
     following = block_edges(kernel)
     yield Text(
-        f"{kernel.name}  sm_{kernel.sm}, {count(len(kernel.instructions), 'instruction')}, "
+        f"{kernel.name}  sm_{kernel.sm}, {size_words(kernel)}, "
         f"{count(kernel.code.registers, 'register')}, {count(len(kernel.blocks), 'block')}, "
         f"{count(len(loops), 'loop')}",
         "bold",

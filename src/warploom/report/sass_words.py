@@ -9,6 +9,7 @@ from warploom.sass.decode.control import NO_SCOREBOARD, SCOREBOARDS, Control
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.resources import resource_name
 from warploom.sass.show.explain import Explanation, Setter, StallReason, WaitReason
+from warploom.sass.show.stats import PADDING
 
 SHOWN_SETTERS = 2
 
@@ -127,6 +128,13 @@ def block_list(numbers: Sequence[int]) -> str:
     ends = [*starts[1:], len(ordered)]
     runs = [ordered[start:end] for start, end in zip(starts, ends, strict=True)]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def size_words(kernel: Kernel) -> str:
+    """`866 instructions and 14 NOPs`."""
+    nops = sum(item.base == PADDING for item in kernel.instructions)
+    rest = f" and {count(nops, PADDING)}" if nops else ""
+    return f"{count(len(kernel.instructions) - nops, 'instruction')}{rest}"
 
 
 def count(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.report.optimize_html import Page, page_html
-from warploom.report.pages import SPECIAL, Figure
+from warploom.report.pages import SPECIAL, Figure, sentence
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import UNIT_TITLES, Target
@@ -28,11 +28,12 @@ def schedule_html(graph: Graph, target: Target, schedule: Schedule) -> str:
         each = f"{graph.flops:,} FLOP an iteration"
         figures.append(Figure(f"{graph.flops / interval:,.0f}", "FLOP a cycle", each, "solved"))
     known = proof.confirmed or "not asked of code that shares nothing with the solver"
-    left = [f"{name}: not reached in time." for name in proof.unreached]
+    sought = [f"{sentence(str(one))}." for one in schedule.objectives]
+    sought += [f"{sentence(name)}: not reached in time." for name in proof.unreached]
     answers = [
-        ("What binds", [f"{proof.reason[0].upper()}{proof.reason[1:]}."]),
+        ("What binds", [f"{sentence(proof.reason)}."]),
         ("Is it the shortest", [f"Proof: {proof.status}, {known}."]),
-        ("What else was sought", [*(f"{one}." for one in schedule.objectives), *left]),
+        ("What else was sought", sought),
     ]
     rows = [_row_json(row, ids, interval) for row in steady_rows(graph, target, schedule)]
     shown = {
@@ -43,7 +44,8 @@ def schedule_html(graph: Graph, target: Target, schedule: Schedule) -> str:
     }
     steps = [(node.id, list[int](), _kind(node.op)) for node in graph.nodes]
     title = f"{graph.name} on {target.name}"
-    names = [one.name for one in target.units if one.name in UNIT_TITLES]
+    used = {use.unit for node in graph.nodes for use in node.uses}
+    names = [one.name for one in target.units if one.name in used and one.name in UNIT_TITLES]
     units = "".join(f" {name} is {UNIT_TITLES[name]}." for name in names)
     summary = f"{len(graph.nodes)} operations in {len(schedule.groups)} groups.{units}"
     return page_html(

@@ -14,6 +14,13 @@ function kindOf(step, kind) {
   if (kind !== "code" && kind !== "stamped") return kind;
   return step < 0 ? "other" : data.steps[step][2];
 }
+function ticks(low, high, most) {
+  // round numbers of an axis: 1, 2 or 5 times a power of ten apart
+  const rough = (high - low) / most, ten = 10 ** Math.floor(Math.log10(rough));
+  const step = ten * [1, 2, 5, 10].find(times => times * ten >= rough), found = [];
+  for (let n = Math.ceil(low / step); n * step <= high; n++) found.push(+(n * step).toPrecision(12));
+  return found;
+}
 const cycles = value => Math.round(value).toLocaleString("en") + (Math.round(value) === 1 ? " cycle" : " cycles");
 
 // ---- what is chosen: steps, lit in every pane and every timeline
@@ -62,6 +69,10 @@ for (const pane of panes) {
 }
 function tell(text) { if (byId("told")) byId("told").textContent = text; }
 
+// The CUDA begins with the program and its schedule as comments: the kernel itself is shown first.
+const kernel = byId("cuda") && [...byId("cuda").children].find(line => line.textContent.includes("__global__"));
+if (kernel) kernel.parentNode.scrollTop = kernel.offsetTop - kernel.parentNode.offsetTop;
+
 // ---- timelines
 
 const LABEL = 118, ROW = 24, GAP = 5, TOP = 22;
@@ -99,9 +110,9 @@ class Timeline {
         if (end - x > text.length * 6.2 + 4) make("text", { x: x + 3, y: y + 16 }, this.layer, text);
       });
     });
-    const rough = (this.to - this.from) / Math.max(2, Math.floor((width - left) / 110));
-    const ten = 10 ** Math.floor(Math.log10(rough)), step = ten * [1, 2, 5, 10].find(times => times * ten >= rough);
-    for (let cycle = Math.ceil(this.from / step) * step; cycle <= this.to - step / 3; cycle += step) make("text", { x: this.x(cycle), y: 14, class: "dim" }, this.layer, Math.round(cycle).toLocaleString("en"));
+    for (const cycle of ticks(this.from, this.to, Math.max(2, Math.floor((width - left) / 110)))) {
+      if (this.x(cycle) < width - 40) make("text", { x: this.x(cycle), y: 14, class: "dim" }, this.layer, cycle.toLocaleString("en"));
+    }
     this.paint();
   }
   paint() {
@@ -225,11 +236,8 @@ function plot(box, points, [x, y], [across, up]) {
   const to = value => height - foot - ((value - low) / (high - low)) * (height - foot - 14);
   make("line", { x1: side, x2: width - 10, y1: height - foot, y2: height - foot }, svg);
   make("line", { x1: side, x2: side, y1: 10, y2: height - foot }, svg);
-  for (let tick = 0; tick < 5; tick++) {
-    const h = left + ((right - left) * (tick + 0.5)) / 5, v = low + ((high - low) * (tick + 0.5)) / 5, digits = h < 100 ? 1 : 0;
-    make("text", { x: at(h), y: height - foot + 16, "text-anchor": "middle" }, svg, h.toFixed(digits));
-    make("text", { x: side - 6, y: to(v) + 4, "text-anchor": "end" }, svg, v.toFixed(v < 100 ? 1 : 0));
-  }
+  for (const tick of ticks(left, right, 5)) make("text", { x: at(tick), y: height - foot + 16, "text-anchor": "middle" }, svg, tick.toLocaleString("en"));
+  for (const tick of ticks(low, high, 5)) make("text", { x: side - 6, y: to(tick) + 4, "text-anchor": "end" }, svg, tick.toLocaleString("en"));
   make("text", { x: (side + width) / 2, y: height - 6, "text-anchor": "middle" }, svg, across);
   make("text", { x: 12, y: height / 2, transform: `rotate(-90 14 ${height / 2})`, "text-anchor": "middle" }, svg, up);
   if (y === "measured") {
