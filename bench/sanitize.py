@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "sanitizer.json"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 MARK = "##case "
+UNREACHED = "not reached"
 PRINTED = "5000"  # findings of all cases of a process: those beyond are lost, the planted one first
 
 
@@ -127,7 +128,7 @@ def run(tool: str, names: list[str], limits: Limits) -> tuple[str, dict[str, str
         stuck = reached[-1] if reached else left[0]
         troubles[stuck] = trouble
         left = left[left.index(stuck) + 1 :] if stuck in left else []
-    return text, troubles | dict.fromkeys(left, f"not reached in {limits.tool} s")
+    return text, troubles | dict.fromkeys(left, f"{UNREACHED} in {limits.tool} s")
 
 
 def watched(command: list[str], case_s: float, end: float) -> tuple[str, str]:
@@ -171,14 +172,16 @@ def device() -> tuple[str, str]:
 def merge(files: list[Path]) -> int:
     """Put the rows of runs into the results; a row replaces the one of its case and tool.
 
-    Rows of a tool that did not see its planted fault say nothing; those of former cases go.
+    Rows of a tool that did not see its planted fault say nothing, nor do those of cases that a run
+    did not reach; those of former cases go.
     """
     rows: dict[tuple[str, str], Evidence] = {}
     for path in (RESULTS, *files):
         for row in read_rows(path):
             tool = str(row.checks["tool"])
             blind = tool in PLANTED and not row.checks["findings_of_planted_fault"]
-            if row.kernel in CASES and not blind:
+            unreached = str(row.checks["trouble"]).startswith(UNREACHED)
+            if row.kernel in CASES and not (blind or unreached):
                 rows[row.kernel, tool] = row
     ordered = sorted(rows.values(), key=lambda row: TOOLS.index(str(row.checks["tool"])))
     write_rows(RESULTS, ordered)

@@ -407,7 +407,7 @@ def test_rounds_are_followed_one_by_one_but_for_those_of_long_launches() -> None
 
 
 def test_more_tasks_than_are_counted_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr("warploom.perf.launch_time.MOST_TASKS", 12)
+    monkeypatch.setattr("warploom.perf.launch_tasks.MOST_TASKS", 12)
     plan = {"supergroup": 0, "cluster": ("", 1)}
     assert len(gemm({"m": 3 * 128, "n": 4 * 256, "k": 64}, **plan).order) == 12
     with pytest.raises(InputError, match="gemm of 13 tasks: the model of a launch counts at most"):

@@ -433,7 +433,6 @@ RECURRENT_GRADIENTS = {
     "delta": ("values", "rest"),
     "gated-delta": ("values", "rest"),
 }
-WAITING = ("named_arrive<", "named_sync<")  # where both sides of a barrier reach it
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -494,11 +493,6 @@ CASES: dict[str, Callable[[], Case]] = {
         for part in ("prepare", "main", "finish")
     },
     "backward-full": lambda: gradients("main", 200, 300),
-    # Groups that arrive and do not wait: racecheck takes no order from that, from waiting it does.
-    "backward-full-waiting": lambda: replace(gradients("main", 200, 300), edit=WAITING),
-    "backward-fp16-waiting": lambda: replace(
-        gradients("main", 200, 300, head_dim=64, dtype=FP16), edit=WAITING
-    ),
     "backward-grouped": lambda: gradients("main", 300, 300, heads=4, causal=True, group=2),
     "backward-grouped-full": lambda: gradients("main", 200, 300, heads=4, group=2),
     "backward-window": lambda: gradients("main", 400, 400, causal=True, window=100),
@@ -589,6 +583,18 @@ CASES: dict[str, Callable[[], Case]] = {
     "convolution-around": lambda: convolution(ConvolutionConfig(4096, causal=False, pairs=2)),
     "convolution-blocks": lambda: convolution(ConvolutionConfig(pairs=1, blocks=True)),
 }  # fmt: skip
+# Gradients whose groups make dq in turn: who is done arrives and does not wait, from which
+# racecheck takes no order. It does from arrivals that wait.
+IN_TURN = (
+    "full", "fp16", "96", "96-full", "grouped-full", "long-64", "long-64-causal", "long-128",
+    "long-128-causal",
+)  # fmt: skip
+CASES |= {
+    f"backward-{name}-waiting": lambda name=name: replace(
+        CASES[f"backward-{name}"](), edit=("named_arrive<", "named_sync<")
+    )
+    for name in IN_TURN
+}
 
 
 # What the tests of launches and PyTorch operators take: the kernels chosen for these shapes.

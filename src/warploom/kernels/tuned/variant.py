@@ -15,7 +15,8 @@ from warploom.autosched.solve import Search
 from warploom.codegen.ir.fuse import turned_operands
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.perf.frame import Frame
-from warploom.perf.launch_time import Launch, Numbers
+from warploom.perf.launch_tasks import Numbers
+from warploom.perf.launch_time import Launch
 from warploom.tile import Program
 
 Sizes = Mapping[str, Any]  # a length may be a list of those of packed sequences
