@@ -322,7 +322,7 @@ FEATURES: dict[str, str] = {
     "long convolution": r"kernels\.convolution|torch_convolution$",
     "search for the fastest kernel of a user's program": (
         r"\.engine\b|\.rewrites\b|kernels\.(tuned|own|select)\b|autosched\.(plans|points)$"
-        r"|flows\.(choose|record|optimize_facts)$|perf\.(launch_time|l2|frame)$"
+        r"|flows\.(choose|record|optimize_facts)$|perf\.(launch_(tasks|time)|l2|frame)$"
     ),
     "what the bits of results depend on": r"codegen\.invariance",
     "verdicts on others' kernels": r"\.judge\b",
