@@ -6,6 +6,7 @@ An object of a running Python, such as a notebook's, gets a name of the form `py
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -70,6 +71,15 @@ def load_object(text: str) -> Any:
     return found
 
 
+def defined(path: Path) -> str:
+    """What FILE.py:OBJECT may name in a file that is there, in words: the first few functions and
+    values of its own; "" for none."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    found = re.findall(r"^(?:def ([a-zA-Z]\w*)|([a-zA-Z]\w*) *= *[^=])", text, re.MULTILINE)
+    names = [f"{path}:{first or second}" for first, second in found]
+    return f"; {path} has {', '.join(names[-4:])}" if names else ""
+
+
 def _module(path: Path) -> ModuleType:
     state = path.stat()
     key = (path.resolve(), state.st_mtime_ns, state.st_size)
@@ -117,8 +127,11 @@ def called(where: str, function: Callable[[], T]) -> T:
 
 
 def _nearest(error: Exception) -> str:
-    """What may have been meant by an attribute that is none."""
+    """What may have been meant by an attribute that is none: `sum_along` by `row_sum`, which
+    shares a word with it, `silu` by `sillu`."""
     if not isinstance(error, AttributeError) or error.obj is None:
         return ""
-    near = get_close_matches(str(error.name), dir(error.obj), n=1)
+    names, asked = dir(error.obj), str(error.name)
+    near = [name for name in names if set(name.split("_")) & set(asked.split("_")) - {""}]
+    near = near or get_close_matches(asked, names, n=1)
     return f"; nearest: {near[0]}" if near else ""

@@ -20,7 +20,7 @@ import typer
 from warploom.cli import COMMANDS, EXAMPLES, app, main
 
 MINE = """
-from warploom import tile as t
+from warploom import tile as t; from warploom.derive import tensor
 from warploom.kernels import UserKernel
 
 def good(bm: int = 64) -> t.Program:
@@ -48,6 +48,9 @@ def scaled():
         t.store(y, t.span(0, 8), tile=whole)
     return t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")}, name="scaled")
 odd_scalar = UserKernel(scaled, scalars={"s": "x"})
+def guessed(): return t.trace(lambda x: t.row_sum(x), {"x": t.array(t.FP32, "m")})
+def meant(): return t.trace(lambda x: t.sillu(x), {"x": t.array(t.FP32, "m")})
+alone = tensor("Q", "q d")
 """
 WRONG = {
     "run": "run: Missing argument 'NAME'",
@@ -89,6 +92,11 @@ WRONG = {
     "build gemm -o out --schedule bad.json": "bad.json: not JSON",
     "build gemm -o out --gpu a100 --schedule solve": "schedule 'solve' is for Hopper",
     "build mine.py:good -o out --set bm=16": "16 rows in a group, expected a multiple of 64",
+    "run mine": "mine.py has mine.py:odd_scalar, mine.py:guessed, mine.py:meant, mine.py:alone",
+    "run mine.py:guessed": "no attribute 'row_sum'; nearest: sum_along",
+    "run mine.py:meant": "no attribute 'sillu'; nearest: silu",
+    "derive mine.py": "that gives one; mine.py has",
+    "derive mine.py:alone": "mine.py:alone is an array, expected a formula of arrays",
     "derive nothing": "no formula 'nothing'",
     "derive attention --set q=99999999999": "expected at most that",
     "schedule none.json": "cannot read none.json",

@@ -170,6 +170,22 @@ def test_where_the_usual_form_is_refused_others_are_tried() -> None:
     assert found[0].rules == ("swap_operands",) and () in [one.rules for one in found[:4]]
 
 
+def test_a_program_without_a_grid_is_one_task_and_can_be_searched(tmp_path) -> None:
+    (tmp_path / "small.py").write_text(
+        "from warploom.derive import tensor\n"
+        "out = tensor('A', 'm k') @ tensor('B', 'k n')\n"  # 64 of each: one tile
+    )
+    sizes = dict.fromkeys("mkn", 64)
+    space = Space(f"{tmp_path}/small.py:out", {})
+    candidates = Candidates(space, sizes, "h200")
+    (settings, *_) = space.sizes()
+    assert 0 < candidates.ideal(settings) < float("inf")
+    point = next(candidates.first())
+    program = space.rewritten(point)
+    assert program.grid == ()
+    assert Launch(*space.laid_out(program, point), sizes, "h200").order.shape == (1, 0)
+
+
 def test_sizes_that_do_not_fit_one_rewrite_are_candidates_without_it() -> None:
     """200 columns are no rows of three groups, which swapped operands would make them."""
     candidates = Candidates(Space(GEMM, {"tile_m": "192", "tile_n": "200"}), PRODUCT, "h200")

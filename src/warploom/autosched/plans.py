@@ -173,9 +173,9 @@ def registers(
 
 def growing_axis(program: Program) -> tuple[str, ...]:
     """The last grid axis, where later tasks along it have more iterations."""
-    axis = program.grid[-1][0]
     symbols = [loop.stop.symbols() | loop.start.symbols() for loop in program.loops()]
-    return (axis,) if any(axis in names for names in symbols) else ()
+    last = (axis for axis, _ in program.grid[-1:])
+    return tuple(axis for axis in last if any(axis in names for names in symbols))
 
 
 def shared_axes(program: Program) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.compile.build import Built, build
@@ -21,7 +22,7 @@ from warploom.derive.kernel.kernel import Kernel
 from warploom.derive.lower.lower import programs
 from warploom.errors import CheckFailed, DoesNotFit, InputError, Spills
 from warploom.kernels.formula import launch_plan, narrow_in_full, padded
-from warploom.objects import called, load_object, names_object
+from warploom.objects import called, defined, load_object, names_object
 from warploom.tile import Program
 from warploom.tile.dtypes import HALVES
 
@@ -45,7 +46,10 @@ def diagram_of(name: str) -> Diagram:
     """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
     if not names_object(name):
         if name.endswith(".py"):
-            raise InputError(f"{name}: expected FILE.py:OBJECT, a Diagram, an Expr or a function")
+            raise InputError(
+                f"{name}: expected FILE.py:OBJECT, a Diagram, an Expr or a function that gives one"
+                f"{defined(Path(name))}"
+            )
         return formula(name)
     found = load_object(name)
     if callable(found) and not isinstance(found, (Diagram, Expr)):

@@ -6,7 +6,6 @@ A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a use
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -39,7 +38,7 @@ from warploom.kernels.user import (
     scaled_arrays,
     settings_kinds,
 )
-from warploom.objects import names_object
+from warploom.objects import defined, names_object
 from warploom.tile import BF16, Program, dtype
 from warploom.tile.typing import QUAD_PLACES
 
@@ -274,8 +273,7 @@ def _meant(name: str) -> str:
     """What a name that is none may have been for: a kernel, or functions of a file."""
     path = Path(name if name.endswith(".py") else f"{name}.py")
     if path.is_file():
-        found = re.findall(r"^def ([a-zA-Z]\w*)", path.read_text(errors="replace"), re.MULTILINE)
-        return f"; {path} has {', '.join(f'{path}:{one}' for one in found[:4])}" if found else ""
+        return defined(path)
     near = get_close_matches(name, KERNELS, n=1)
     return f"; nearest: {near[0]}" if near else ""
 

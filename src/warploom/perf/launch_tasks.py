@@ -136,7 +136,9 @@ class LaunchTasks:
         number = np.arange(prod(extents))
         if self.plan.supergroup and len(number):
             number = in_bands(number, extents, self.plan)
-        found = np.stack(np.unravel_index(number, extents), axis=1)
+        # A program without a grid is one task, which has no place.
+        axes = np.unravel_index(number, extents) if extents else ()
+        found = np.stack(axes, axis=1) if axes else np.zeros((1, 0), int)
         for far, (name, _) in enumerate(self.program.grid):
             if name in self.plan.reverse:
                 found[:, far] = extents[far] - 1 - found[:, far]

@@ -256,7 +256,12 @@ def build(
 
 
 def as_diagram(found: Diagram | Expr, text: str) -> Diagram:
-    """A formula that FILE.py:OBJECT names, called after the object."""
+    """A formula that FILE.py:OBJECT names, called after the object.
+
+    Raises `InputError` for an array alone, of which nothing is computed.
+    """
+    if isinstance(found, Expr) and found.op == "input":
+        raise InputError(f"{text} is an array, expected a formula of arrays")
     return build(text.rpartition(":")[2], found) if isinstance(found, Expr) else found
 
 
