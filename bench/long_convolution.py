@@ -15,16 +15,17 @@ ours as A/A control. Results are judged by a transform in float64.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
-from bench.evidence import Evidence, write_rows
+from bench.evidence import Evidence
 from bench.kernel_bench import CONTROL, COPY, OURS
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
@@ -163,13 +164,16 @@ def timed(torch: Any, case: Case, kernel: Any, args: argparse.Namespace) -> dict
     return kb.interleave(calls, args.rounds)
 
 
-def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
+def measured(torch: Any, case: Case, args: argparse.Namespace) -> Evidence:
     """The row of one case."""
-    case, kernel = CASES[name], built.kernel()
+    built = Built.read(args.where[0] / kb.slug(case.name))
+    kernel = built.kernel()
+    torch.manual_seed(0)
+    torch.cuda.empty_cache()  # a transform takes many times its sequences
     wrong = error(torch, case, kernel)
     samples = timed(torch, case, kernel, args)
     published = FLASH_FFT_CONV.get(case.taps) if case.gated and not case.config.causal else None
-    yield kb.row_of_times(
+    return kb.row_of_times(
         samples,
         FFT,
         {
@@ -179,7 +183,7 @@ def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> I
             **({} if published is None else {"FlashFFTConv ms, published": published}),
         },
         claim="fftconv",
-        kernel=name,
+        kernel=case.name,
         shape=f"{case.batch}x{HEADS}x{case.taps}",
         compiler=built.resources.compiler,
     )
@@ -192,21 +196,14 @@ def main() -> None:
         kb.merge(RESULTS, args.where)
         return
     (folder,) = args.where
-    chosen = {name: CASES[name] for name in args.only.split(",")}
+    chosen = [CASES[name] for name in args.only.split(",")]
     if args.what == "build":
-        for name, case in chosen.items():
+        for case in chosen:
             built = compiled(long_convolution(case.config), default_policy(case.config))
-            built.write(folder / kb.slug(name))
+            built.write(folder / kb.slug(case.name))
         return
-    torch = kb.load_torch()
-    torch.manual_seed(0)
-    found: list[Evidence] = []
-    for name in chosen:
-        for row in measured(torch, name, Built.read(folder / kb.slug(name)), args):
-            found.append(row)
-            write_rows(args.out / "long_convolution.json", found)
-            print(row.kernel, row.shape, round(row.ours, 4), round(row.ratio_to_best, 2),
-                  row.checks["percent of copy"], row.checks["numerics"], flush=True)  # fmt: skip
+    row = functools.partial(measured, args=args)
+    kb.measure(chosen, row, math.inf, args.out / "long_convolution.json")
 
 
 if __name__ == "__main__":

@@ -13,26 +13,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from bench import kernel_bench as kb
 from bench import row_ops
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.simt.choose import simt
 from warploom.errors import DoesNotFit, InputError, Spills
 from warploom.kernels.rows.plans import TABLE, PlanRow, RowPlan, as_toml, read_plans
-from warploom.kernels.rows.program import RowConfig, row_program
+from warploom.kernels.rows.program import RowConfig, row_program, width_of
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
 
 ARCH = "sm_90a"
-ROUNDS, SECONDS, REST = 5, 0.003, 0.003
+ROUNDS, SECONDS = 7, 0.003  # of graphs of so many seconds
 SM_THREADS, SM_BYTES = 1536, 220 << 10  # at 40 registers of a thread; of shared memory
 CLOSE = 0.005  # a plan that no row prefers by more than this is not kept
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "int32": "int32", "e4m3": "float8_e4m3fn"}
@@ -63,23 +62,47 @@ def candidates(config: RowConfig) -> dict[str, RowPlan]:
                                     program.arrays if _read(program, array.name))  # fmt: skip
     found = [RowPlan(own.threads, own.lanes, own.cluster, 1, own.stages, own.launch.resident,
                      own.launch.persistent)]  # fmt: skip
-    columns = config.columns
+    if config.op.endswith("norm_backward"):
+        found += _backward(config.columns)
+    else:
+        found += _held(width_of(config), 1) if loads < 4 else []
     for cluster in (1, 2, 4, 8):
-        for threads in (64, 128, 256, 512, 1024):
-            each = columns // cluster // threads
+        for threads in (128, 256, 512, 1024) if config.columns == width_of(config) else ():
+            each = config.columns // cluster // threads
             if config.op.endswith("norm_backward"):
-                found += _again(columns // cluster, threads, cluster, each)
-            elif each in (32 // loads, 64 // loads) and threads >= 128 * (cluster > 1):
-                room = SM_BYTES // (columns // cluster * 2 * loads)
+                found += _again(config.columns // cluster, threads, cluster, each)
+            elif each in (32 // loads, 64 // loads):
+                room = SM_BYTES // (config.columns // cluster * 2 * loads)
                 most = min(16, SM_THREADS // threads, room)
-                shares = {most, most * 2 // 3} - {0}
-                shares |= {SM_THREADS // 2 // threads} - {0}
+                shares = {most, most * 2 // 3, SM_THREADS // 2 // threads} - {0}
                 found += [
                     RowPlan(threads, threads, cluster, resident=one, staged=True) for one in shares
                 ]
-            elif each in (16, 32) and cluster == 1:
-                found.append(RowPlan(threads, threads, resident=max(1, 1024 // threads)))
+    found += [replace(plan, last=True) for plan in found if not plan.last]
     return {name_of(plan): plan for plan in found}
+
+
+def _held(columns: int, stages: int) -> list[RowPlan]:
+    """Plans of rows that stay in registers."""
+    return [
+        RowPlan(lanes * rows, lanes, 1, rows, stages, resident, stages > 1)
+        for lanes in {1 << (-(-columns // each) - 1).bit_length() for each in (8, 16, 32)}
+        for rows in (1, 2, 4)
+        if lanes >= 32 and 64 <= lanes * rows <= 512
+        for share in (SM_THREADS // 2, 1024, SM_THREADS)
+        if (resident := share // (lanes * rows))
+    ]
+
+
+def _backward(columns: int) -> list[RowPlan]:
+    """The same of a backward pass, which has two rows, their sum and what comes next."""
+    both = [plan for stages in (2, 3) for plan in _held(columns, stages)]
+    return [
+        replace(plan, resident=resident, persistent=True)
+        for plan in both
+        for resident in {512 // plan.threads, SM_THREADS // 2 // plan.threads} - {0}
+        if 8 <= columns // plan.lanes <= 16
+    ]
 
 
 def _again(columns: int, threads: int, cluster: int, each: int) -> list[RowPlan]:
@@ -112,19 +135,15 @@ def timed(torch: Any, case: str, columns: int) -> dict[str, Any]:
     """The microseconds of every candidate of a case."""
     config, given = row_ops.config(case, columns), row_ops.tensors(torch, case, columns)
     plans = candidates(config)
-    runs: dict[str, tuple[Any, int, Any]] = {}
+    calls: dict[str, Callable[[], None]] = {}
+    results: dict[Any, Any] = {}
     for name, plan in plans.items():
         if (kernel := built(config, plan)) is not None:
-            call = _call(torch, case, columns, kernel, plan, given)
-            runs[name] = (*_captured(torch, call), call)
-    samples: dict[str, list[float]] = {name: [] for name in (*runs, "control")}
-    first = next(iter(runs))
-    for number in range(ROUNDS):
-        order = list(samples)
-        random.Random(number).shuffle(order)
-        for name in order:
-            samples[name].append(_burst(torch, *runs[first if name == "control" else name][:2]))
-    times = {name: statistics.median(one) for name, one in samples.items()}
+            calls[name] = _call(torch, case, columns, kernel, plan, given, results)
+    runs = dict(calls)
+    calls["control"] = next(iter(calls.values()))
+    samples = kb.interleave(calls, ROUNDS, SECONDS)
+    times = {name: 1e3 * statistics.median(one) for name, one in samples.items()}
     return {
         "case": case, "columns": columns, "us": times, "plans": {n: vars(plans[n]) for n in runs},
         "device": torch.cuda.get_device_name(), "date": date.today().isoformat(),
@@ -132,9 +151,10 @@ def timed(torch: Any, case: str, columns: int) -> dict[str, Any]:
 
 
 def _call(
-    torch: Any, case: str, columns: int, one: Built, plan: RowPlan, given: dict[str, Any]
-) -> Callable[[], None]:
-    """A launch of a kernel on the tensors of a case."""
+    torch: Any, case: str, columns: int, one: Built, plan: RowPlan, given: dict[str, Any],
+    results: dict[Any, Any],
+) -> Callable[[], None]:  # fmt: skip
+    """A launch of a kernel on the tensors of a case; `results` are those that launches share."""
     data, registers = one.source.to_json(), one.resources.registers
     kernel = Kernel(Interface(**Interface.read(data), arch=ARCH, registers=registers), one.cubin)
     rows = row_ops.ELEMENTS // columns
@@ -145,45 +165,18 @@ def _call(
         known = None if spec.name in OUTPUTS and "backward" not in case else given.get(spec.name)
         if spec.name == "target":
             known = given["target"].view(rows, 1).view(torch.int32)
-        if spec.name == "x" and case == row_ops.BOTH:
-            known = given["x"].clone()
-        shape = [sizes[dim] for dim in spec.dims]
-        kind = getattr(torch, DTYPES[spec.dtype.name])
-        arrays[spec.name] = (
-            torch.empty(shape, dtype=kind, device="cuda") if known is None else known
-        )
+        if known is None or (spec.name == "x" and case == row_ops.BOTH):
+            shape = tuple(sizes[dim] for dim in spec.dims)
+            kind = getattr(torch, DTYPES[spec.dtype.name])
+            if (spec.name, shape) not in results:
+                empty = torch.empty(shape, dtype=kind, device="cuda")
+                results[spec.name, shape] = empty if known is None else known.clone()
+            known = results[spec.name, shape]
+        arrays[spec.name] = known
     numbers = {"eps": 1e-6, "p": 0.1}
     parameters = kernel.interface.parameters
     scalars = {p["name"]: numbers[p["name"]] for p in parameters if p["kind"] == "scalar"}
     return lambda: kernel(arrays, scalars, torch.cuda.current_stream().cuda_stream)
-
-
-def _captured(torch: Any, call: Callable[[], None]) -> tuple[Any, int]:
-    call()
-    torch.cuda.synchronize()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    marks[0].record()
-    call()
-    marks[1].record()
-    marks[1].synchronize()
-    repeats = max(2, min(200, round(SECONDS * 1e3 / marks[0].elapsed_time(marks[1]))))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            call()
-    return graph, repeats
-
-
-def _burst(torch: Any, graph: Any, repeats: int) -> float:
-    """Microseconds of a call."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    time.sleep(REST)
-    torch.cuda._sleep(300_000)
-    marks[0].record()
-    graph.replay()
-    marks[1].record()
-    marks[1].synchronize()
-    return marks[0].elapsed_time(marks[1]) / repeats * 1e3
 
 
 def record(files: list[Path], where: Path = TABLE) -> None:
