@@ -26,22 +26,23 @@ LEAST = 24  # registers of a producer thread
 
 
 def groups(
-    compute: int, registers: tuple[int, int] | None = None, resident: int = 1
+    compute: int, registers: tuple[int, int] | None = None, resident: int = 1, abreast: int = 1
 ) -> tuple[Group, ...]:
     """A producer warp group and `compute` consumers with the register split that fits them.
 
     `registers` is (producer, consumer) where the usual split does not fit; `resident` blocks share
-    the registers of an SM.
+    the registers of an SM. Of a block that does tasks `abreast` there are so many consumers a task.
     """
-    if compute not in REGISTERS:
-        raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
-    pool = register_pool(compute, resident)
-    producer, consumer = registers or REGISTERS[compute]
-    if registers is None and producer + compute * consumer > pool:
-        producer, consumer = LEAST, (pool - LEAST) // compute // 8 * 8
-    if producer + compute * consumer > pool or producer % 8 or consumer % 8:
+    every = compute * abreast
+    if every not in REGISTERS:
+        raise InputError(f"{every} compute groups: expected one of {sorted(REGISTERS)}")
+    pool = register_pool(every, resident)
+    producer, consumer = registers or REGISTERS[every]
+    if registers is None and producer + every * consumer > pool:
+        producer, consumer = LEAST, (pool - LEAST) // every // 8 * 8
+    if producer + every * consumer > pool or producer % 8 or consumer % 8:
         raise InputError(
-            f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "
+            f"registers {producer} and {every} x {consumer}: expected multiples of 8 that add up "
             f"to at most {pool} with {resident} block{'s' * (resident > 1)} on an SM"
         )
     return (

@@ -180,7 +180,8 @@ def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
         plan = plan.with_options(split=row_axis(program))
     count = policy.groups or _groups(program, plan.split)
     placement = place(program, plan.split, count, policy.vectors, plan.in_turn, plan.share_vectors)
-    own = groups(count, policy.registers, plan.resident)
+    placement = replace(placement, abreast=plan.abreast)
+    own = groups(count, policy.registers, plan.resident, plan.abreast)
     depth = policy.depth or SLOTS.get(order, MOST_DEPTH)
     if depth > LEAST_FITTED:
         depth = min(depth, _fitting(placement, plan, arch))

@@ -27,7 +27,8 @@ def entry_registers(threads: int, arch: str = "sm_90a", resident: int = 1) -> in
 
 def block_threads(block: BlockProgram) -> int:
     """Threads of a block."""
-    return 32 * sum(role.warps for role in block.roles)
+    each = block.placement.abreast
+    return 32 * sum(role.warps * (each if role.computes else 1) for role in block.roles)
 
 
 def declared_threads(block: BlockProgram) -> int:

@@ -15,7 +15,7 @@ from warploom.codegen.analysis.grid import cluster_axis
 from warploom.codegen.analysis.multicast import crosses_blocks
 from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, plain_parameters
 from warploom.codegen.analysis.role_code import RoleCode, overwritten, role_code
-from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout
+from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout, kept_rings
 from warploom.codegen.analysis.stores import STORES, StorePath, store_paths
 from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.place import Placement
@@ -48,6 +48,7 @@ class KernelFacts:
     stores       the path of every store, by the op's number
     threads      of a block; `declared`: as many as its launch bounds say
     moves_registers  the groups give registers to one another once they run
+    kept         rings that are filled once a block (`shared_layout.kept_rings`)
     crossing     rings with a tile that is multicast over the cluster
     read_by_lanes  rings with a tile that a group also reads into registers
     endings      loops that all roles leave out where the store behind them has no rows, by index
@@ -63,6 +64,7 @@ class KernelFacts:
     threads: int
     declared: int
     moves_registers: bool
+    kept: frozenset[str]
     crossing: frozenset[str]
     read_by_lanes: frozenset[str]
     endings: Mapping[str, Ending]
@@ -82,6 +84,11 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     program = placement.program
     for op in program.ops():
         check_types(op, arch)
+    if placement.abreast > 1 and (placement.parts > 1 or placement.turned or arch != HOPPER):
+        raise InputError(
+            f"launch plan: abreast={placement.abreast}: {program.name} has {placement.parts} "
+            f"groups a task on {arch}, expected one on {HOPPER}, and no operands that warps turn"
+        )
     cluster_axis(program, plan)
     check_cluster_reductions(placement, plan)
     paths = store_paths(placement, plan, block.rings)
@@ -105,6 +112,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         threads,
         declared_threads(block) if hopper else threads,
         hopper,
+        kept_rings(placement, block.rings),
         frozenset(ring.name for ring in block.rings if crosses_blocks(program, plan, ring)),
         frozenset(
             ring.name

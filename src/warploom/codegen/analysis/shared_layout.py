@@ -20,7 +20,8 @@ from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import DoesNotFit
-from warploom.tile import TileType
+from warploom.tile import Op, TileType
+from warploom.tile.evaluate import parts_of
 
 BARRIER_BYTES = 8
 TASK_BYTES = 4  # of a task's number
@@ -81,11 +82,15 @@ def shared_layout(
     With several blocks on an SM the base is not rounded up, as every KiB counts: drivers give an
     aligned one, which the kernel checks.
     """
-    groups = placement.parts
+    groups = placement.groups
     panels = panel_bytes(plan, store_paths(placement, plan, rings))
     scratch, parts = region_bytes(placement), exchange_bytes(placement)
     used = _Cursor()
-    slots = {ring.name: used.take(ring.depth * ring.slot_bytes) for ring in rings}
+    kept = kept_rings(placement, rings)
+    copies = {ring.name: 1 if ring.name in kept else placement.abreast for ring in rings}
+    slots = {
+        ring.name: used.take(copies[ring.name] * ring.depth * ring.slot_bytes) for ring in rings
+    }
     over = over_ring(plan, rings)
     panels_at = used.take(panels * groups) if over is None else slots[over.name]
     scratch_at = used.take(scratch * groups)
@@ -115,8 +120,8 @@ def shared_layout(
     full: dict[str, int] = {}
     empty: dict[str, int] = {}
     for ring in rings:
-        full[ring.name] = used.take(ring.depth * BARRIER_BYTES)
-        empty[ring.name] = used.take(ring.depth * BARRIER_BYTES)
+        full[ring.name] = used.take(copies[ring.name] * ring.depth * BARRIER_BYTES)
+        empty[ring.name] = used.take(copies[ring.name] * ring.depth * BARRIER_BYTES)
     barriers = BARRIERS * groups if reduces_in_cluster(placement.program) else 0
     parts_full = used.take(barriers * BARRIER_BYTES)
     carried = used.take(2 * BARRIER_BYTES * groups * plan.store_warps)
@@ -129,6 +134,23 @@ def shared_layout(
     )  # fmt: skip
     _check_fit(found, placement, plan.resident, rings, arch)
     return found
+
+
+def kept_rings(placement: Placement, rings: Sequence[Ring]) -> frozenset[str]:
+    """The rings with what lies at one place in memory for all tasks, where groups do tasks abreast:
+    the block loads them once."""
+    if placement.abreast == 1:
+        return frozenset()
+    loads = {ring.name: [op for b in ring.buffers for op in b.loads] for ring in rings}
+    return frozenset(
+        name
+        for name, own in loads.items()
+        if all(op.kind == "load" and not _moves(op) and len(op.spans) == 2 for op in own)
+    )
+
+
+def _moves(op: Op) -> bool:
+    return any(span.start.symbols() for spans in parts_of(op.spans) for span in spans)
 
 
 def handed_bytes(kind: TileType) -> int:
@@ -165,7 +187,7 @@ def _check_fit(
         "vectors": layout.vector_bytes,
         "operands": layout.staged_bytes,
     }
-    rest = "".join(f", {what} {n * placement.parts:,}" for what, n in others.items() if n)
+    rest = "".join(f", {what} {n * placement.groups:,}" for what, n in others.items() if n)
     many = f" a block for {resident} on an SM" if resident > 1 else ""
     raise DoesNotFit(
         f"kernel {placement.program.name} needs {layout.total:,} B of shared memory "

@@ -23,7 +23,7 @@ from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
 from warploom.codegen.cuda.tasks import task_lines, waits_in_roles
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
@@ -136,11 +136,15 @@ class Printer:
             ]
         if self.plan.dependent:
             lines.append("start_next_grid();")
-        lines += [
-            *self._addresses(),
+        who = [
             "const int warp_group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
             "const unsigned lane = threadIdx.x % 32;",
         ]
+        if self.plan.abreast > 1:
+            own = "threadIdx.x < 128 ? threadIdx.x / 32 : threadIdx.x / 128 - 1"
+            lines += [*who, f"const int part = __shfl_sync(0xffffffffu, {own}, 0);"]
+            who = []
+        lines += [*self._addresses(), *who]
         if self.cluster > 1:
             lines.append("const unsigned rank = cluster_rank();")
         lines += ["if (threadIdx.x == 0) {", *indent(self._barriers())]
@@ -152,12 +156,20 @@ class Printer:
         return lines
 
     def _ring_addresses(self) -> list[str]:
-        layout = self.layout
-        return [
-            f"const unsigned {name}_{what} = shared + {at[name]};"
-            for name in layout.rings
-            for what, at in (("base", layout.rings), ("full", layout.full), ("empty", layout.empty))
-        ]
+        layout, lines = self.layout, list[str]()
+        for ring in self.block.rings:
+            for what, at, each in (
+                ("base", layout.rings, ring.slot_bytes),
+                ("full", layout.full, BARRIER_BYTES),
+                ("empty", layout.empty, BARRIER_BYTES),
+            ):
+                own = f" + part * {ring.depth * each}" if self._abreast(ring) > 1 else ""
+                lines.append(f"const unsigned {ring.name}_{what} = shared + {at[ring.name]}{own};")
+        return lines
+
+    def _abreast(self, ring: Ring) -> int:
+        """How many of a ring the block has."""
+        return 1 if ring.name in self.facts.kept else self.plan.abreast
 
     def _addresses(self) -> list[str]:
         """Where the parts of shared memory begin."""
@@ -193,7 +205,7 @@ class Printer:
             takers = self.turning * self.block.is_raw(ring) + 4 * self.block.takers(ring)
             fillers = self.turning if self.block.is_turned(ring) else 1
             lines += [
-                f"for (int s = 0; s < {ring.depth}; ++s) {{",
+                f"for (int s = 0; s < {ring.depth * self._abreast(ring)}; ++s) {{",
                 f"  barrier_init({ring.name}_full + s * 8, {fillers});",
                 f"  barrier_init({ring.name}_empty + s * 8, {takers * blocks});",
                 "}",
@@ -222,21 +234,28 @@ class Printer:
         if role.loads:
             lines = [f"// {role.name}: one thread starts every copy into shared memory"]
             lines.append(f"registers_down<{role.registers}>();")
-            lines.append("if (threadIdx.x == 0) {")
-            inner = [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
-            lines += indent(inner + self._tasks(code))
+            each = self.plan.abreast
+            one = f"threadIdx.x < {32 * each} && lane == 0" if each > 1 else "threadIdx.x == 0"
+            lines.append(f"if ({one}) {{")
+            inner = [f"Cursor {ring.name}_cursor;" for ring in self._moving_rings()]
+            lines += indent([*self._kept_fills(), *inner, *self._tasks(code)])
             others = self._carriers() if self.plan.store_warps else self._transposer()
             return [*lines, *others, "}"]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
             f"registers_up<{role.registers}>();",
-            "const int part = warp_group - 1;",
+            *(["const int part = warp_group - 1;"] if self.plan.abreast == 1 else []),
             *self._scratch(),
             "const int thread_row = threadIdx.x % 128 / 32 * 16 + lane / 4;",
             "const int thread_col = lane % 4 * 2;",
         ]
+        for name in sorted(self.facts.kept):
+            lines += [
+                f"barrier_wait({name}_full, 0);",
+                f"const unsigned {name}_at = in_block({name}_base);",
+            ]
         lines += [
-            f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
+            f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self._moving_rings()
         ]
         if self.reduces:
             lines.append("unsigned reduce_parity = 0;")
@@ -249,6 +268,20 @@ class Printer:
         if self.stores:
             lines.append("store_wait_read<0>();")
         return lines
+
+    def _moving_rings(self) -> list[Ring]:
+        return [ring for ring in self.block.rings if ring.name not in self.facts.kept]
+
+    def _kept_fills(self) -> list[str]:
+        """What one thread loads for all tasks of the block."""
+        kept = [ring for ring in self.block.rings if ring.name in self.facts.kept]
+        lines: list[str] = []
+        for ring in kept:
+            first = [buffer.loads[0] for buffer in ring.buffers]
+            size = sum(self.placement.shared[op.dst.name][1].bytes for op in first if op.dst)
+            lines += [f"Cursor {ring.name}_cursor;", f"barrier_expect({ring.name}_full, {size});"]
+            lines += [line for op in first for line in self.steps.filled(op)]
+        return ["if (part == 0) {", *indent(lines), "}"] if kept else []
 
     @property
     def _copying(self) -> int:

@@ -42,7 +42,7 @@ def lower_inverse_lines(values: Values, op: Op, names: Names) -> list[str]:
             "group, as its first axis"
         )
     element = values.element(op.srcs[0], At("tile", "0", f"{EACH} * s + i"), names)
-    sync, found = group_sync(values.placement.parts), c_name(op.dst.name)
+    sync, found = group_sync(values.placement.groups), c_name(op.dst.name)
     lines = [
         # The same in all threads: else the compiler takes what a warp does for divergent.
         f"const int warp_at = {TAKE}int(threadIdx.x % 128 / 32), 0);",

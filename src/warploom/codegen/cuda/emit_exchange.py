@@ -26,7 +26,7 @@ def exchange_lines(values: Values, op: Op, names: Names, assign: Assign) -> list
         reads = assign(values, dst, lambda at: _read(values, op, at, names))
         return from_lanes_lines(values, op, names, reads)
     word = "int" if source.type.dtype.name == "int32" else "float"
-    sync = group_sync(values.placement.parts)
+    sync = group_sync(values.placement.groups)
     return [
         "{",
         f"{word}* const met = reinterpret_cast<{word}*>(scratch);",

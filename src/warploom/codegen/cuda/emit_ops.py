@@ -152,7 +152,7 @@ def spread_lines(values: Values, op: Op, names: Names) -> list[str]:
 
 def share_lines(values: Values, tiles: Sequence[Var]) -> list[str]:
     """Put vectors into the group's shared memory."""
-    sync = group_sync(values.placement.parts)
+    sync = group_sync(values.placement.groups)
     written: list[str] = []
     for var in tiles:
         for n in range(values.pieces(var.type)):

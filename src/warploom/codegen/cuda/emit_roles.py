@@ -92,10 +92,10 @@ class StepCode(StepLines):
         loop = code.section.loop
         lines = [*self.range_lines(role, loop), *self._first_reads(role, code)]
         if role.computes and self.carried(loop):
-            lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+            lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.block.placement.groups)]
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;"
-            for name in sorted(code.by_iteration)
+            for name in sorted(code.by_iteration - self.facts.kept)
         ]
         write = partial(self._iteration, role, code)
         if code.section.depth == 0:

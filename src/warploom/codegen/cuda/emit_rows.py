@@ -50,7 +50,7 @@ class _Rows:
         self.element = values.element(op.srcs[0], at, names)
         self.column = "0" if self.vector else "(i >> 1) * 8 + thread_col + (i & 1)"
         self.writers = f"lane < {1 if self.vector else 4}"
-        self.sync = group_sync(self.parts)
+        self.sync = group_sync(values.placement.groups)
 
     def columns(self, body: list[str]) -> list[str]:
         """`body` for every column i that a thread holds."""

@@ -95,6 +95,8 @@ class StepLines:
     def _acquire(self, step: steps.Acquire, here: Here) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
+        if name in self.facts.kept:
+            return []
         wait = f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"
         if self.block.is_turned(ring):
             return [wait]
@@ -107,11 +109,20 @@ class StepLines:
     def _fill(self, step: steps.Fill, here: Here) -> list[str]:
         if self.block.is_turned(self.block.ring(step.ring)):
             return turn_lines(self.block, step.op)
-        copy = self.facts.parameters.copies[step.op.id]
-        return fill_lines(self.block, copy, step.op, here.names(step), self.helpers)
+        if step.ring in self.facts.kept:
+            return []
+        return self.filled(step.op, here.names(step))
+
+    def filled(self, op: Op, names: Names | None = None) -> list[str]:
+        """The copies of a load into the producer's slot."""
+        return fill_lines(
+            self.block, self.facts.parameters.copies[op.id], op, names or {}, self.helpers
+        )
 
     def _publish(self, step: steps.Publish) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
+        if name in self.facts.kept:
+            return []
         full = f"{name}_full + {name}_cursor.slot * 8"
         written = [
             "fence_async();",
@@ -123,6 +134,8 @@ class StepLines:
 
     def _wait(self, step: steps.Wait, turns: bool = False) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
+        if name in self.facts.kept:
+            return []
         if turns:
             cursor = raw_cursor(self.block, ring)
             return [
@@ -142,6 +155,8 @@ class StepLines:
 
     def _release(self, step: steps.Release, turns: bool = False) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
+        if name in self.facts.kept:
+            return []
         bar = f"{name}_empty + {name}_{'slot' if turns else 'oldest'} * 8"
         if name in self.facts.crossing:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
@@ -151,7 +166,7 @@ class StepLines:
         over = over_ring(self.plan, self.block.rings)
         if over is not None and over.name == name:
             # The group's rows of the slot are free when its stores have read them.
-            stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+            stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.block.placement.groups)]
         if name in self.facts.read_by_lanes:
             stored.append("__syncwarp();  // every lane has read its part of the slot")
         if turns:
@@ -172,7 +187,7 @@ class StepLines:
         found: list[str] = []
         for ring in self.block.rings_read(step.op):
             name, index = ring.name, here.index
-            if name in here.late:
+            if name in here.late and name not in self.facts.kept:
                 number = f"({here.names(step)[index]} - {index}_start)"
                 slot = f"({name}_first + {number}) % {ring.depth}u"
                 found.append(
@@ -243,10 +258,13 @@ class StepLines:
         if isinstance(step, steps.Take):
             return self._take(step, here)
         if isinstance(step, steps.PanelSync):
-            return [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+            return [f"{LEADER} store_wait_read<0>();", group_sync(self.block.placement.groups)]
         if isinstance(step, steps.GroupSync | steps.FencedGroupSync):
             fenced = self.fences and isinstance(step, steps.FencedGroupSync)
-            return [*(["fence_async();"] if fenced else []), group_sync(self.parts)]
+            return [
+                *(["fence_async();"] if fenced else []),
+                group_sync(self.block.placement.groups),
+            ]
         if isinstance(step, steps.Meet):
             fenced = self.fences and fenced_as_met(self.block, step.tile)
             return [*(["fence_async();"] if fenced else []), *self._meet(step, here)]

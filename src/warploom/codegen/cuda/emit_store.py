@@ -220,7 +220,7 @@ class Store:
         return []
 
     def _sync(self) -> str:
-        return group_sync(self.values.placement.parts)
+        return group_sync(self.values.placement.groups)
 
     def _place(self, origin: tuple[int, int]) -> tuple[str, str]:
         """Row and column of a panel in the whole tile, as C++."""

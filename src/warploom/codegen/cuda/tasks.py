@@ -197,6 +197,8 @@ def first_and_stride(blocks: int) -> tuple[str, str]:
 
 def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
     first, stride = first_and_stride(blocks)
+    if plan.abreast > 1:
+        first, stride = f"{first} + part * {stride}", f"{plan.abreast} * {stride}"
     if not plan.persistent:
         return [f"const int task = {first};", "if (task < tasks) {"], "}"
     if plan.tile_scheduler == "static":

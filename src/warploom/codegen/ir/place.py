@@ -62,6 +62,7 @@ class Placement:
     common      the staged tiles of which every group leaves its part in one region; of a second
                 operand whose columns are cut, each group has its own in its own
     led         the ops that the first group alone does, by number
+    abreast     groups that do tasks of their own beside each other (`LaunchPlan`)
     in_turn     the ops of which groups do the whole in turn, one in an iteration, by number
     handed      tiles of these that the other groups take from shared memory: first operands of
                 matmuls, which are staged for all, and vectors along rows
@@ -86,6 +87,12 @@ class Placement:
     led: frozenset[int] = frozenset()
     handed: frozenset[str] = frozenset()
     in_turn: frozenset[int] = frozenset()
+    abreast: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Compute groups of a block."""
+        return self.parts * self.abreast
 
     def does(self, op: Op, part: int, iteration: int | None = None) -> bool:
         """Whether the group of that number does an op, and does not at most take its result; in an

@@ -17,6 +17,7 @@ from warploom.schedule.model.schedule import Schedule
 SCHEMA = "warploom.kernel-schedule"
 VERSION = 2  # of the JSON form of kernel schedules, here and in `simt.schedule`
 MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
+MOST_ABREAST = 4  # tasks of a block at a time
 LOST = "gone: it was measured and lost (docs/codegen.md)"
 # Options that schedules had before version 2, and what became of them.
 FORMER: Mapping[str, str] = {
@@ -91,6 +92,9 @@ class LaunchPlan:
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
+    abreast         tasks that a block of one group does beside each other: so many groups, each
+                    with rings, panels and barriers of its own, which a warp of the loading group
+                    feeds. What lies at one place in memory for all tasks is loaded once a block
     reads_ahead     the producer reads the numbers that an iteration takes from memory an iteration
                     earlier, and asks L2 for later ones: beside loads that fill the memory's queue
                     such a read takes as long as several blocks
@@ -129,6 +133,7 @@ class LaunchPlan:
     early_release: bool = False
     hold_arithmetic: bool = False
     resident: int = 1
+    abreast: int = 1
     reads_ahead: bool = False
     late_stores: bool = False
     keep_masks: bool = False
@@ -180,6 +185,14 @@ class LaunchPlan:
                 f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2, and 2 with "
                 "fence_at_meeting or in_turn, which needs store_warps"
             )
+        others = (
+            self.cluster[1] > 1 or self.store_warps or self.overlap_next_task or self.fetch_early
+        )
+        if self.abreast > 1 and (others or not self.persistent or self.tile_scheduler != "static"):
+            raise InputError(
+                f"launch plan: abreast={self.abreast}: expected persistent blocks that take tasks "
+                "in a fixed order, with no cluster, store_warps, overlap_next_task or fetch_early"
+            )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(
                 f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
@@ -193,6 +206,11 @@ class LaunchPlan:
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 16:
             raise InputError(
                 "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 16"
+            )
+        if not 1 <= self.abreast <= MOST_ABREAST:
+            raise InputError(
+                f"launch plan: abreast={self.abreast}, expected 1 to {MOST_ABREAST}: each has a "
+                "warp of the loading group"
             )
 
     def with_options(self, **changes: Any) -> LaunchPlan:

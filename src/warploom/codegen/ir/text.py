@@ -127,6 +127,7 @@ def parse_block(text: str, program: Program) -> BlockProgram:
     loads = [op.dst for op in program.ops() if op.kind == "load" and op.label in named]
     vectors = any(var is not None and len(var.type.axes) == 1 for var in loads)
     placed = place(program, launch.split, parts, vectors, launch.in_turn)
+    placed = replace(placed, abreast=launch.abreast)
     placement = replace(placed, whole=launch.overlap_next_task)
     reader = _Reader(placement)
     return BlockProgram(

@@ -35,6 +35,7 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
     launch = schedule.launch
     brought = _brings_vectors(program, schedule)
     placed = place(program, launch.split, parts, brought, launch.in_turn, launch.share_vectors)
+    placed = replace(placed, abreast=launch.abreast)
     if placed.led and (schedule.pingpong or launch.overlap_next_task):
         raise InputError(
             f"schedule {schedule.name} splits columns {launch.split!r}, so that one group leads: "
