@@ -63,7 +63,7 @@ def candidates(config: RowConfig) -> dict[str, RowPlan]:
     found = [RowPlan(own.threads, own.lanes, own.cluster, 1, own.stages, own.launch.resident,
                      own.launch.persistent)]  # fmt: skip
     if config.op.endswith("norm_backward"):
-        found += _backward(config.columns)
+        found += [plan for cluster in (1, 2, 4, 8) for plan in _backward(config.columns, cluster)]
     else:
         found += _held(width_of(config), 1) if loads < 4 else []
     for cluster in (1, 2, 4, 8):
@@ -94,14 +94,15 @@ def _held(columns: int, stages: int) -> list[RowPlan]:
     ]
 
 
-def _backward(columns: int) -> list[RowPlan]:
+def _backward(columns: int, cluster: int) -> list[RowPlan]:
     """The same of a backward pass, which has two rows, their sum and what comes next."""
-    both = [plan for stages in (2, 3) for plan in _held(columns, stages)]
+    own = columns // cluster
+    both = [plan for stages in (2, 3) for plan in _held(own, stages)]
     return [
-        replace(plan, resident=resident, persistent=True)
+        replace(plan, cluster=cluster, resident=resident, persistent=True)
         for plan in both
         for resident in {512 // plan.threads, SM_THREADS // 2 // plan.threads} - {0}
-        if 8 <= columns // plan.lanes <= 16
+        if 8 <= own // plan.lanes <= 16 and (cluster == 1 or plan.lanes == plan.threads == 512)
     ]
 
 

@@ -21,6 +21,7 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
+from warploom.codegen.cuda.emit_staged import from_slots_lines, read_together
 from warploom.codegen.cuda.emit_steps import Here, Names, StepLines
 from warploom.codegen.cuda.emit_store import (
     LEADER,
@@ -256,7 +257,14 @@ class StepCode(StepLines):
                 for read in loop.reads
             ]
         before: Code | None = None
-        for one in codes:
+        left = list(codes)
+        while left:
+            one = left.pop(0)
+            if (others := self._reading_with(one, left)) and not here.late:
+                some = [one, *(left.pop(0) for _ in range(others))]
+                lines += self._read_together(some, here)
+                before = some[-1]
+                continue
             held = self.plan.hold_arithmetic and self.fences and _computes(before)
             if held and isinstance(one, steps.Join):
                 self.helpers["hold"] = HOLD
@@ -264,6 +272,24 @@ class StepCode(StepLines):
             lines += self._written(one, here, role)
             before = one
         return lines
+
+    def _reading_with(self, one: Code, later: Sequence[Code]) -> int:
+        """How many of the next steps read the same slots into registers: together, once."""
+        count = 0
+        while count < len(later) and isinstance(one, steps.Run):
+            other = later[count]
+            if not isinstance(other, steps.Run) or other.stage != one.stage or not self.fences:
+                break
+            if not read_together(self.values, one.op, other.op):
+                break
+            count += 1
+        return count
+
+    def _read_together(self, some: Sequence[Code], here: Here) -> list[str]:
+        runs = [one for one in some if isinstance(one, steps.Run)]
+        notes = [f"// {one}  {_short(one.op.where)}" for one in runs]
+        ops, names = [one.op for one in runs], here.names(runs[0])
+        return [*notes, *from_slots_lines(self.block, here.values, ops, names)]
 
     def _reads_ahead(self, loop: Loop, section: Pipeline, base: str) -> list[str]:
         """The numbers of an iteration, which the one before has read, and those of the next; what

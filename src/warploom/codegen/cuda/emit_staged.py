@@ -8,6 +8,8 @@ The way back is `from_slots_lines`: an op works on the elements of a loaded oper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.emit_rows import WARP
 from warploom.codegen.cuda.lines import indent, unrolled
@@ -47,13 +49,50 @@ def vectors_of(ring: Ring) -> list[str]:
     return lines
 
 
-def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:
-    """An op on elements of what lies in slots: `ldmatrix` brings 16 columns at a time into
+def from_slots_lines(
+    block: BlockProgram, values: Values, ops: Sequence[Op], names: Names
+) -> list[str]:
+    """Ops on the same elements of what lies in slots: `ldmatrix` brings 16 columns at a time into
     registers, transposing where the tile has its rows along the columns there. Elements of 8 bits
     come in pairs, each lane's own."""
+    first = ops[0]
+    assert first.dst is not None
+    inner = _slot_reads(block, values, first)
+    for op in ops:
+        lines = _from_words(values, op, names)
+        inner += ["{", *indent(lines), "}"] if len(ops) > 1 else lines
+    return [
+        *unrolled("t", values.blocks(first.dst.type)),
+        *unrolled("s", values.columns(first.dst.type) // SLOT_COLUMNS),
+        "{",
+        *indent(inner),
+        "}",
+    ]
+
+
+def read_together(values: Values, one: Op, other: Op) -> bool:
+    """Whether two ops take the same elements of tiles in slots and neither takes the other's."""
+    placement = values.placement
+    read = placement.slots_read(one)
+    if one.dst is None or other.dst is None or not any(len(var.type.axes) == 2 for var in read):
+        return False
+    return (
+        {var.name for var in read} == {var.name for var in placement.slots_read(other)}
+        and placement.oriented(one.dst.type).axes == placement.oriented(other.dst.type).axes
+        and one.dst not in placement.fusion.sources(other)
+        and other.dst not in placement.fusion.sources(one)
+        and all(
+            moves_on(placement, op) or op.dst.name not in placement.staged
+            for op in (one, other)
+            if op.dst
+        )
+    )
+
+
+def _slot_reads(block: BlockProgram, values: Values, op: Op) -> list[str]:
+    """The words of 16 columns of what an op reads from slots."""
     assert op.dst is not None
-    moved = moves_on(values.placement, op)
-    kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
+    kind = values.placement.oriented(op.dst.type)
     first = values.first_row(kind.names[0], kind.shape[0])
     row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
     begin = values.part_size(kind.names[1], kind.shape[1])
@@ -78,6 +117,13 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
             f"{buffer.offset}{number}, {row}, {col});",
         ]
+    return reads
+
+
+def _from_words(values: Values, op: Op, names: Names) -> list[str]:
+    """What an op makes of the words of 16 columns."""
+    assert op.dst is not None
+    moved, name = moves_on(values.placement, op), c_name(op.dst.name)
     into = "moved[i]" if moved else f"{name}[t][4 * s + i]"
     read = {var.name: f"{c_name(var.name)}_words[i]" for var in values.placement.slots_read(op)}
     whole = _nibble_pair(values, op) or _byte_pair(values, op)
@@ -93,18 +139,12 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     else:
         text = rounded(op, values.expression(op, At("tile", i="(8 * s + i)"), names))
         count, body = 8, f"{name}[t][8 * s + i] = {text};"
-    inner = [*reads, *unrolled("i", count), f"  {body}"]
+    inner = [*unrolled("i", count), f"  {body}"]
     if moved:
         room, place = _staged_place(values, op, True)
         words = ", ".join(f"moved[{i}]" for i in range(4))
         inner = ["unsigned moved[4];", *inner, f"stmatrix({room}({place}), {words});"]
-    return [
-        *unrolled("t", values.blocks(op.dst.type)),
-        *unrolled("s", values.columns(op.dst.type) // SLOT_COLUMNS),
-        "{",
-        *indent(inner),
-        "}",
-    ]
+    return inner
 
 
 def moves_on(placement: Placement, op: Op) -> bool:

@@ -213,14 +213,14 @@ class StepLines:
         assert op.dst is not None
         name, copied = op.dst.name, list[str]()
         if self.fences and moves_on(self.block.placement, op):
-            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
+            return self._addressed(step, here, from_slots_lines(self.block, values, [op], names))
         if name in self.block.placement.staged:
             slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
             later = fenced_as_met(self.block, name)
             copied = stage_lines(values, op, names, self.fences, slot, later)
         read = self.block.placement.slots_read(op)
         if any(len(var.type.axes) == 2 for var in read):
-            lines = from_slots_lines(self.block, values, op, names)
+            lines = from_slots_lines(self.block, values, [op], names)
             return self._addressed(step, here, [*lines, *copied])
         if name in self.facts.overwritten and op.kind == "fill":
             return [f"{name}_live = 0;"]

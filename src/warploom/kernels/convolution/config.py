@@ -25,7 +25,7 @@ class ConvolutionConfig:
 
     length: int = 4096
     causal: bool = True
-    pairs: int = 4
+    pairs: int = 2
     blocks: bool = False
 
     def __post_init__(self) -> None:
