@@ -1,4 +1,4 @@
-"""The judge of patches says what the verifier says of the whole kernel, legal or not."""
+"""Verdicts on patches are what the verifier says of the whole kernel, legal or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from warploom.rl.board import Board
 from warploom.rl.env import make_env
-from warploom.rl.judge import Judge
 from warploom.rl.offers import Offers, Patched
 from warploom.rl.patches import Patch
 from warploom.rl.trace import Trace
@@ -95,7 +94,8 @@ def _taking_no_wait(patch: Patch, trace: Trace) -> list[int]:
     cells = [
         (place, patch.cells.get(place) or trace.cells[place]) for place in _derived(patch, trace)
     ]
-    awaits_nothing = trace.rules.batch.no_wait
+    batch = trace.rules.batch
+    awaits_nothing = batch.tables.no_wait[batch.start :]
     return [place for place, cell in cells if awaits_nothing[trace.name[cell.number]]]
 
 
@@ -116,19 +116,15 @@ def disagreements(board: Board, seed: int, seen: Counter[str]) -> list[str]:
             rows: list[int] = rng.permutation(plain)[:EACH].tolist()
             trace = patched.trace
             rows += [row for row in plain if _taking_no_wait(patched.patches[row], trace)][:EACH]
-            judge = patched.judge
-            cases = [(patched.patches[row], bool(fits[row])) for row in rows]
             sound = [row for row in rows if fits[row]]
-            cases += [(one, judge.inside(one)) for one in faulty(patched, rng, sound)]
-            lines = np.zeros(len(cases), np.int64)
-            given = Offers(
-                lines,
-                lines,
-                lines == 0,
-                [],
-                patched=replace(patched, patches=[p for p, _ in cases]),
-            )
-            versions, _ = wide.made(now, given, np.arange(len(cases)))
+            patches = [patched.patches[row] for row in rows]
+            patches += faulty(patched, rng, sound)
+            lines = np.zeros(len(patches), np.int64)
+            given = Offers(lines, lines, lines == 0, [], patched=replace(patched, patches=patches))
+            versions, _ = wide.made(now, given, np.arange(len(patches)))
+            verdicts = [bool(fits[row]) for row in rows]
+            verdicts += wide.batch.inside(versions)[len(rows) :].tolist()
+            cases = zip(patches, verdicts, strict=True)
             for at, (patch, says) in enumerate(cases):
                 legal, rule = legal_by_the_verifier(board, block, versions.take([at]))
                 seen[rule or "legal"] += 1
@@ -149,14 +145,15 @@ def test_judge_and_verifier_agree(boards: Callable[[str], Board], name: str) -> 
     assert name != MATRIX or seen["CONTROL_WAIT"] > 20
 
 
-@pytest.mark.parametrize("rule", ["no_wait", "reuse"])
+@pytest.mark.parametrize("rule", ["no_wait", "reuse_rows"])
 def test_a_judge_without_the_rule_is_found_out(
     boards: Callable[[str], Board], monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     board = boards(MATRIX)
-    if rule == "reuse":
-        monkeypatch.setattr(Judge, "_consumed", lambda self, patch: True)
-    for wide in board.wide.values():
-        if rule == "no_wait":
-            monkeypatch.setattr(wide.rules, "no_wait", [False] * wide.rules.size)
+    board._memory.clear()
+    for batch in board.batches:
+        kept = getattr(batch, rule)
+        monkeypatch.setattr(batch, rule, kept & False if rule == "no_wait" else kept[:0])
     assert disagreements(board, 11, Counter())
+    board._memory.clear()
+    board._offers.clear()

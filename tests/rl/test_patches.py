@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from warploom.errors import CheckFailed
 from warploom.rl.board import Board
 from warploom.rl.env import make_env
-from warploom.rl.offers import BlockNow, Offers, Patched
-from warploom.rl.patches import Patch
+from warploom.rl.offers import BlockNow
 from warploom.rl.trace import Trace
 from warploom.sass.decode.cubin import Cubin
 
@@ -100,47 +99,6 @@ def test_a_patch_that_ends_too_early_is_found_out(
         same(board)
     board._memory.clear()
     board._offers.clear()
-
-
-def planted(patch: Patch, rng: np.random.Generator, fault: str) -> Patch | None:
-    """The patch with a fault in one of its places, None where there is no room for it."""
-    places = [place for place in patch.cells if patch.first - 1 <= place < patch.end]
-    if not places:
-        return None
-    place = int(rng.choice(places))
-    cell = patch.cells[place]
-    cells = dict(patch.cells)
-    if fault == "stall":
-        cells[place] = cell._replace(stall=max(0, cell.stall - int(rng.integers(1, 4))))
-    elif fault == "wait":
-        cells[place] = cell._replace(wait=cell.wait & int(rng.integers(0, 64)))
-    elif fault == "hint":
-        cells[place] = cell._replace(reuse=cell.reuse ^ 1 << int(rng.integers(0, 3)), stay=1)
-    return replace(patch, cells=cells) if cells != patch.cells else None
-
-
-@pytest.mark.parametrize("fault", ["stall", "wait", "hint"])
-def test_no_planted_fault_passes_the_judge_of_patches(
-    boards: Callable[[str], Board], fault: str
-) -> None:
-    """Whatever `BlockBatch.check` refuses inside the block, the judge of patches refuses."""
-    board, rng = boards(KERNELS[1]), np.random.default_rng(5)
-    block = max(board.scope, key=lambda block: board.batches[block].size)
-    offers, now, wide = board.offers(block), board.now[block], board.wide[block]
-    assert offers.patched is not None
-    judge, trace = offers.patched.judge, offers.patched.trace
-    faulty = [
-        wrong
-        for patch in offers.patched.patches
-        if not patch.odd and patch.end < trace.size and (wrong := planted(patch, rng, fault))
-    ]
-    lines = np.zeros(len(faulty), np.int64)
-    given = Offers(lines, lines, lines == 0, [], patched=Patched(trace, judge, faulty))
-    versions, _ = wide.made(now, given, np.arange(len(faulty)))
-    legal, _ = wide.batch.check(versions)
-    passed = [row for row in np.flatnonzero(~legal) if judge.inside(faulty[row])]
-    assert not [faulty[row] for row in passed]
-    assert (~legal).sum() > 10
 
 
 def test_what_stands_is_judged_as_a_whole(boards: Callable[[str], Board]) -> None:

@@ -9,6 +9,7 @@ versions); the verifier stays the judge of everything that is measured or kept.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -101,27 +102,15 @@ class BlockBatch:
 
     def check(self, versions: Versions) -> tuple[Bools, Timed]:
         """(which versions break no rule inside the block [K], what `Coupling` needs of them)."""
-        order = self.canonical(versions.order)
-        position = self.positions(order)
-        start = np.cumsum(versions.stall, 1) - versions.stall
-        issue = np.take_along_axis(start, position, 1)
+        order, issue, start = self._placed(versions)
+        first, last, ok = self._spaced(order, start)
+        ok &= self._sound(versions, order, issue) & ~self.misset(versions, order)[:, -1]
         duration = versions.stall.sum(1)
-        ok = self._fields(versions, order)
-        ok &= (position[:, self.pinned] == self.pinned).all(1)
-        rows = self.order_rows
-        ok &= (position[:, rows[:, 0]] < position[:, rows[:, 1]]).all(1)
-        rows = self.gap_rows
-        ok &= (issue[:, rows[:, 1]] - issue[:, rows[:, 0]] >= rows[:, 2]).all(1)
         rows = self.edge_rows
         inside = issue[:, rows[:, 0]]
         away = np.where(rows[:, 2] == 1, duration[:, None] - inside, inside)
         ok &= (away >= rows[:, 1]).all(1)
         ok &= duration >= self.least_duration
-        stale = self.stale_reuse(Versions(order, *_fields_of(versions)))
-        ok &= np.logical_not(stale.any(1))
-        ok &= self._waited(versions, order, position)
-        first, last, spaced = self._spaced(order, start)
-        ok &= spaced
         timed = Timed(
             issue=issue,
             duration=duration,
@@ -135,8 +124,31 @@ class BlockBatch:
         )
         return ok, timed
 
-    def _fields(self, versions: Versions, order: Ints) -> Bools:
-        """Control fields on their own, and scoreboards shown one cycle after issue."""
+    def inside(self, versions: Versions) -> Bools:
+        """Which versions break no rule inside the block [K], but for what follows from how long it
+        lasts: the distances to its edges, and the fields of its last place."""
+        order, issue, start = self._placed(versions)
+        return self._spaced(order, start)[2] & self._sound(versions, order, issue)
+
+    def _placed(self, versions: Versions) -> tuple[Ints, Ints, Ints]:
+        """Of versions the named order, when each instruction is issued, and when each place is."""
+        order = self.canonical(versions.order)
+        start = np.cumsum(versions.stall, 1) - versions.stall
+        return order, np.take_along_axis(start, self.positions(order), 1), start
+
+    def _sound(self, versions: Versions, order: Ints, issue: Ints) -> Bools:
+        position = self.positions(order)
+        ok = ~self.misset(versions, order)[:, :-1].any(1) & self._shown(versions, order)
+        ok &= (position[:, self.pinned] == self.pinned).all(1)
+        rows = self.order_rows
+        ok &= (position[:, rows[:, 0]] < position[:, rows[:, 1]]).all(1)
+        rows = self.gap_rows
+        ok &= (issue[:, rows[:, 1]] - issue[:, rows[:, 0]] >= rows[:, 2]).all(1)
+        stale = self.stale_reuse(replace(versions, order=order))
+        return ok & ~stale.any(1) & self._waited(versions, order, position)
+
+    def misset(self, versions: Versions, order: Ints) -> Bools:
+        """Places whose control field breaks a rule by itself, of versions of that named order."""
         stall, stay, reuse = versions.stall, versions.stay == 1, versions.reuse
         changed = (
             (stall != self.stall[order])
@@ -156,9 +168,13 @@ class BlockBatch:
         # Identical words may set different scoreboards: a name given to a twin must fit.
         bad |= self.write_sb[versions.order] != self.write_sb[order]
         bad |= self.read_sb[versions.order] != self.read_sb[order]
-        early = (self.sets[order[:, :-1]] & versions.wait[:, 1:] != 0) & (stall[:, :-1] < 2)
-        early &= ~self.early[order[:, :-1], order[:, 1:]]
-        return ~(bad.any(1) | early.any(1))
+        return bad
+
+    def _shown(self, versions: Versions, order: Ints) -> Bools:
+        """Scoreboards are shown one cycle after issue: none is awaited before."""
+        one, other = order[:, :-1], order[:, 1:]
+        early = (self.sets[one] & versions.wait[:, 1:] != 0) & (versions.stall[:, :-1] < 2)
+        return ~(early & ~self.early[one, other]).any(1)
 
     def stale_reuse(self, versions: Versions) -> Bools:
         """[K, rows of `reuse_rows`]: kept operands neither read again nor displaced in time."""
@@ -220,7 +236,3 @@ class BlockBatch:
             need = np.minimum(need, self.close[earlier, later])
             ok &= (times[:, 1:] - times[:, :-1] >= need).all(1)
         return first, last, ok
-
-
-def _fields_of(versions: Versions) -> tuple[Ints, Ints, Ints, Ints]:
-    return versions.stall, versions.stay, versions.wait, versions.reuse

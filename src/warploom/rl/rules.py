@@ -28,24 +28,19 @@ class BlockRules:
         self.batch, self.size = batch, batch.size
         size = batch.size
         self.producers: list[list[tuple[int, int]]] = [[] for _ in range(size)]
-        self.consumers: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+        longest = [0] * size  # that a consumer may have to wait
         gaps: list[list[int]] = batch.gap_rows.tolist()
         for before, after, need in gaps:
             self.producers[after].append((before, need))
-            self.consumers[before].append((after, need))
+            longest[before] = max(longest[before], need)
         self.after: list[set[int]] = [set() for _ in range(size)]
         orders: list[list[int]] = batch.order_rows.tolist()
         for before, after in orders:
             self.after[before].add(after)
         self.own: list[int] = batch.own.tolist()
         self.stall: list[int] = batch.stall.tolist()
-        self.stay: list[int] = batch.stay.tolist()
-        self.reuse: list[int] = batch.reuse.tolist()
         self.sets: list[int] = batch.sets.tolist()
         self.depbar: list[int] = batch.depbar.tolist()
-        self.wait: list[int] = batch.wait.tolist()
-        self.sync_wait: list[int] = batch.sync_wait.tolist()
-        self.no_wait: list[bool] = batch.no_wait.tolist()
         self.keeps: list[bool] = batch.keeps.tolist()
         self.pinned: frozenset[int] = frozenset(batch.pinned.tolist())
         self.early = {(int(one), int(other)) for one, other in np.argwhere(batch.early)}
@@ -58,7 +53,7 @@ class BlockRules:
             (int(one), int(other)): int(batch.close[one, other])
             for one, other in np.argwhere(batch.close <= widest)
         }
-        self.sticky = self.sync_wait
+        self.sticky: list[int] = batch.sync_wait.tolist()
         self.head, self.tail = [0] * size, [0] * size
         edges: list[list[int]] = batch.edge_rows.tolist()
         for one, cycles, at_end in edges:
@@ -67,11 +62,8 @@ class BlockRules:
         self._edges_of_other_blocks()
         self.latest_head = max(self.head)
         self.reach = [
-            max(
-                max((need for _, need in self.consumers[number]), default=0),
-                widest if self.pipe[number] >= 0 else 0,
-            )
-            for number in range(size)
+            max(need, widest if pipe >= 0 else 0)
+            for need, pipe in zip(longest, self.pipe, strict=True)
         ]
         self.twin = [-1] * size
         for group, members in enumerate(batch.twins):
@@ -103,21 +95,15 @@ class BlockRules:
         self.boards = [0] * SCOREBOARDS
         self.needs, self.raises = [0] * self.size, [0] * self.size
         self.at_exit = 0
-        self.wait_rows_of: list[list[tuple[int, int, int]]] = [[] for _ in range(self.size)]
-        self.wait_rows_on: list[list[tuple[int, int, int]]] = [[] for _ in range(SCOREBOARDS)]
         for (holder, board), one in bit.items():
             self.boards[board] |= one
             if holder != BLOCK_EDGE:
                 self.raises[holder] |= one
         for holder, consumer, board in rows:
-            row = (holder, consumer, board)
-            self.wait_rows_on[board].append(row)
             if consumer == BLOCK_EDGE:
                 self.at_exit |= bit[holder, board]
             else:
                 self.needs[consumer] |= bit[holder, board]
-            for end in {holder, consumer} - {BLOCK_EDGE}:
-                self.wait_rows_of[end].append(row)
         self.kept_by = [
             self.every_pair
             & ~sum(pairs for number, pairs in enumerate(self.boards) if mask >> number & 1)

@@ -21,6 +21,7 @@ from warploom.sass.rules.versions import Timed, Versions
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+AT_ONCE = 256  # versions that are judged at a time: more leave the caches
 
 
 class WideActions:
@@ -53,23 +54,46 @@ class WideActions:
             known = {patch.action: patch for patch in before.patched.patches}
             change = carry.beside(trace, before.patched.trace)
         worked: dict[Move | Wish, Patch] = {}
-        for action in actions:
-            if action in worked:
-                continue
+        fresh: list[Patch] = []
+        for action in dict.fromkeys(actions):
             patch, kept = known.get(action), None
             if patch is not None and change is not None and carry.may_keep(trace, patch, change):
                 kept = carry.rebase(trace, patch, change)
             if kept is None or patch is None or kept.odd != patch.odd:
                 kept = trace.patch(action)
-                kept.sound = kept.odd or judge.inside(kept)
                 kept.shifts = judge.shifts(kept)
+                kept.sound = kept.odd
+                fresh.append(kept)
             worked[action] = kept
-            if kept is not patch:
-                final = kept.cells.get(trace.size - 1)
-                fits = kept.odd or final is None or judge.fields(trace.size - 1, final)
-                kept.legal = bool(kept.cells) and kept.sound and fits
+        self._find_sound(now, trace, judge, [one for one in fresh if one.cells and not one.odd])
+        self._find_legal(
+            trace, [one for one in worked.values() if one is not known.get(one.action)]
+        )
         patches = [worked[action] for action in actions]
         return self._judged(now, np.array(lines), np.array(kinds), Patched(trace, judge, patches))
+
+    def _find_sound(self, now: BlockNow, trace: Trace, judge: Judge, patches: list[Patch]) -> None:
+        """Judge patches inside the block, by the versions they lead to."""
+        for begin in range(0, len(patches), AT_ONCE):
+            some = patches[begin : begin + AT_ONCE]
+            rows = np.arange(len(some))
+            versions = self._assembled(now, Patched(trace, judge, some), rows)
+            for patch, sound in zip(some, self.batch.inside(versions).tolist(), strict=True):
+                patch.sound = sound
+
+    def _find_legal(self, trace: Trace, patches: list[Patch]) -> None:
+        """Patches that are sound and whose last place is, too."""
+        last = trace.size - 1
+        for patch in patches:
+            patch.legal = bool(patch.cells) and patch.sound
+        ended = [one for one in patches if one.legal and not one.odd and last in one.cells]
+        if not ended:
+            return
+        cells = np.array([one.cells[last] for one in ended], np.int64)
+        names = np.array(trace.name)[cells[:, :1]]
+        bad = self.batch.misset(Versions(*np.split(cells, cells.shape[1], 1)), names)
+        for patch, wrong in zip(ended, bad[:, 0].tolist(), strict=True):
+            patch.legal = not wrong
 
     def _judged(self, now: BlockNow, lines: Ints, kinds: Ints, patched: Patched) -> Offers:
         """Offers of patches: odd ones as whole versions, those that touch the block's edges or
