@@ -101,7 +101,8 @@ def row(found: dict[str, Any]) -> Evidence:
             "torch's loss": round(statistics.fmean(theirs), 6),
             "torch's spread": round(noise, 6),
         },
-        notes=f"interval: all of {len(ratios)} rounds; loss: mean of the last {LAST} steps",
+        notes=f"of the median step; interval: all of {len(ratios)} rounds; loss: mean of the last "
+        f"{LAST} steps",
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +85,22 @@ class Gpt(nn.Module):
         return self.head(self.norm(self.blocks(self.letters(text))))
 
 
+def mark(device: str) -> Any:
+    """The time when all that was asked for before is done."""
+    if device != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds(begin: Any, end: Any) -> float:
+    """From one mark to another."""
+    return end - begin if isinstance(end, float) else begin.elapsed_time(end) * 1e-3
+
+
 def train(attention: Attention, steps: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Losses of every step, and tokens a second."""
+    """Losses of every step, and tokens a second of the median step."""
     torch.manual_seed(options.seed)
     model = Gpt(options.width, options.heads, options.depth, attention)
     model.to(options.device)
@@ -94,11 +110,8 @@ def train(attention: Attention, steps: int, options: argparse.Namespace) -> dict
     places = bytes.maketrans(LETTERS.encode(), bytes(range(len(LETTERS))))
     letters = torch.frombuffer(bytearray(text.encode().translate(places)), dtype=torch.uint8)
     letters = letters.to(options.device).long()
-    losses, began = list[Tensor](), 0.0
+    losses, marks = list[Tensor](), [mark(options.device)]
     for step, batch in enumerate(letters.view(steps, options.batch, -1)):
-        if step == min(UNTIMED, steps - 1):
-            float(losses[-1]) if losses else None
-            began = time.perf_counter()
         for group in tuner.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
         with torch.autocast(options.device, dtype=torch.bfloat16):
@@ -108,9 +121,13 @@ def train(attention: Attention, steps: int, options: argparse.Namespace) -> dict
         tuner.step()
         tuner.zero_grad(set_to_none=True)
         losses.append(loss.detach())
+        marks.append(mark(options.device))
     curve = torch.stack(losses).tolist()  # waits for the last step
-    timed = (steps - min(UNTIMED, steps - 1)) * options.batch * options.rows
-    return {"losses": curve, "tokens_per_second": timed / (time.perf_counter() - began)}
+    taken = [seconds(a, b) for a, b in pairwise(marks)][min(UNTIMED, steps - 1) :]
+    return {
+        "losses": curve,
+        "tokens_per_second": options.batch * options.rows / statistics.median(taken),
+    }
 
 
 def of_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
