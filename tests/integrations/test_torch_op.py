@@ -259,7 +259,7 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
     none = torch_program.Unlaunched(SimpleNamespace(arrays=()))
     monkeypatch.setattr(torch_program.Unlaunched, "bound", lambda *_: None, raising=False)
     monkeypatch.setattr(torch_launches, "launch", lambda *_: None)
-    monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
+    monkeypatch.setattr(torch_program, "stream_of", lambda _: 0)
     monkeypatch.setattr(torch_program, "built_kernel", lambda key, *_: keys.append(key) or none)
 
     def gemm(rows, invariant):
@@ -268,7 +268,8 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
 
     def attention(batch, invariant):
         q = torch.empty(batch, 2, 256, 64).bfloat16()
-        torch_op._attention(lse=False)[0](q, q, q, True, None, None, False, invariant, 0.0)
+        options = (True, None, None, False, invariant, 0.0)
+        torch_program.RUNS["warploom::attention"](q, q, q, *options)
 
     for call, sizes in ((gemm, (1, 130, 5000)), (attention, (1, 8, 40))):
         for invariant in (True, False):

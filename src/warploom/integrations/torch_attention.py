@@ -17,6 +17,7 @@ from warploom.errors import InputError
 from warploom.integrations.torch_launches import Launches, Room
 from warploom.integrations.torch_program import (
     Chosen,
+    Steps,
     allowed_type,
     check_devices,
     copyable,
@@ -205,9 +206,10 @@ def subtract(delta: Any, rows: Any, in_fragments: bool) -> None:
     delta.unflatten(-1, (-1, 4, 2, 2)).sub_(padded.unflatten(-1, (-1, 2, 4, 2)).transpose(-3, -2))
 
 
+GRADIENTS = Steps(_plan, gradients_like, _fill, _form)
 attention_backward = operator(
     "warploom::attention_backward",
     SCHEMA,
-    *steps(_plan, gradients_like, _fill, _form),
+    *steps(*GRADIENTS),
     refuse_backward("warploom::attention_backward", ONCE),
 )

@@ -24,8 +24,10 @@ from warploom.integrations.torch_attention import (
     kernels_of,
 )
 from warploom.integrations.torch_launches import Launches, Room
+from warploom.integrations.torch_passes import both
 from warploom.integrations.torch_program import (
     Chosen,
+    Steps,
     allowed_type,
     check_devices,
     copyable,
@@ -277,23 +279,33 @@ def _gradients(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
         return (None,) * 13
     same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     options = (*ctx.options, same, ctx.softcap)
-    found = attention_varlen_backward.in_backward(grad, q, k, v, out, lse, cu_q, cu_k, *options)
+    found = attention_varlen_backward(grad, q, k, v, out, lse, cu_q, cu_k, *options)
     return (*found, *(None,) * 10)
 
 
+def _linked(cu_q: Any, cu_k: Any, *options: Any) -> tuple[Any, ...]:
+    """The arguments of the gradients behind lse from those of the forward pass behind v."""
+    *where, _, softcap, deterministic = options
+    same = deterministic or torch.are_deterministic_algorithms_enabled()
+    return cu_q, cu_k, *where, same, softcap
+
+
+_AHEAD = Steps(_forward_plan, _forward_results, _forward, _forward_form)
+_BACK = Steps(_backward_plan, gradients_like, _backward, _backward_form)
 attention_varlen_backward = operator(
     "warploom::attention_varlen_backward",
     BACKWARD,
-    *steps(_backward_plan, gradients_like, _backward, _backward_form),
+    *steps(*_BACK),
     refuse_backward("warploom::attention_varlen_backward", ONCE),
 )
 attention_varlen_with_lse = operator(
     "warploom::attention_varlen_with_lse",
     FORWARD,
-    *steps(_forward_plan, _forward_results, _forward, _forward_form),
+    *steps(*_AHEAD),
     _gradients,
     _context,
 )
+_trained = both(_AHEAD, _BACK, attention_varlen_backward, _linked, more=2)
 
 
 def attention_varlen(
@@ -322,5 +334,7 @@ def attention_varlen(
     up to 128. `softcap` is that of `attention`.
     """
     bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = (causal, window, scale, exact, softcap, deterministic)
-    return attention_varlen_with_lse(q, k, v, *bounds, *options)[0]
+    given = (q, k, v, *bounds, causal, window, scale, exact, softcap, deterministic)
+    trained = q.requires_grad or k.requires_grad or v.requires_grad
+    found = _trained(*given) if trained and torch.is_grad_enabled() else None
+    return attention_varlen_with_lse(*given)[0] if found is None else found

@@ -15,6 +15,7 @@ import ast
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -71,11 +72,10 @@ def direct(
     """The operator `made`, of that name, as a function that calls `run` where that is the same.
 
     `backward` and `context` are those that were registered with torch; without `backward`, calls
-    that want a gradient go to `made`, whose refusal names the operator. Its `in_backward` is what
-    backward passes of other operators call.
+    that want a gradient go to `made`, whose refusal names the operator.
     """
     torch: Any = importlib.import_module("torch")
-    plain = {torch.Tensor, torch.nn.Parameter}
+    plain = _plain()
     written = tuple(signature.names.index(name) for name in mutates)
 
     apply = _differentiable(torch, run, backward, context)
@@ -106,16 +106,30 @@ def direct(
                 torch.autograd.graph.increment_version(bound[place])
         return run(*bound)
 
-    def in_backward(*args: Any) -> Any:
-        """The operator in a backward pass, on a gradient and on what the forward pass kept, where
-        all arguments are given: what it kept was looked at then."""
-        known = type(args[0]) in plain and args[0].device.type in DEVICES
-        if known and not torch.is_grad_enabled() and not _listened_to(torch):
-            return run(*args)
-        return call(*args)
-
-    call.in_backward = in_backward  # type: ignore[attr-defined]
     return call
+
+
+@cache
+def _plain() -> frozenset[Any]:
+    torch: Any = importlib.import_module("torch")
+    return frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def plainly(torch: Any, *tensors: Any) -> bool:
+    """Whether a call of these tensors in eager code needs no dispatcher."""
+    if torch.compiler.is_compiling() or _listened_to(torch):
+        return False
+    plain = _plain()
+    for one in tensors:
+        if type(one) not in plain or not (one.is_cuda or one.device.type in DEVICES):
+            return False
+    return True
+
+
+def alone(torch: Any, function: Any) -> Callable[..., Any]:
+    """`apply` of an `autograd.Function` without what it does for transforms of torch.func, where
+    there is none."""
+    return attrgetter("apply")(super(torch.autograd.Function, function))
 
 
 def _differentiable(
@@ -139,8 +153,7 @@ def _differentiable(
             assert backward is not None
             return backward(ctx, *grads)
 
-    # Without what `Function.apply` does for transforms of torch.func, of which there is none here.
-    return attrgetter("apply")(super(torch.autograd.Function, Direct))
+    return alone(torch, Direct)
 
 
 def _listened_to(torch: Any) -> bool:

@@ -61,7 +61,7 @@ class Launches:
         self, choose: Callable[[], Mapping[str, Chosen]], room: Callable[[], Room] = Room
     ) -> None:
         self._choose, self._ask_room = choose, room
-        self._room = Room()
+        self._room, self._device = Room(), None
         self._bound: dict[str, Bound] = {}
         self._all: tuple[Bound, ...] = ()
 
@@ -72,33 +72,33 @@ class Launches:
     ) -> None:
         """Launch them on arrays by name, none of them empty and always in one order; `after` has
         what is done to the arrays of `room` behind a kernel, by its name."""
-        like = next(iter(arrays.values()))
         if torch_program.only_collected():
             room = self._ask_room()
-            self.unbound({**arrays, **room.views(room.made(like.device))})
+            self.unbound({**arrays, **room.views(room.made(next(iter(arrays.values())).device))})
             return
         if not self._all:
-            self._room = self._ask_room()
+            self._bind(arrays)
         addresses, made = [one.data_ptr() for one in arrays.values()], None
         if self._room.arrays:
-            made = self._room.made(like.device)
+            made = self._room.made(self._device)
             begin = made.data_ptr()
             addresses += [begin + offset for offset in self._room.offsets]
-        if not self._all:
-            self._bind({**arrays, **self._room.views(made)})
+        stream = torch_program.stream_of(self._device)
         if not after:
-            launch(self._all, addresses, torch_program.current_stream(like))
+            launch(self._all, addresses, stream)
             return
         views = self._room.views(made)
         for name, one in self._bound.items():
-            one(addresses, torch_program.current_stream(like))
+            one(addresses, stream)
             if name in after:
                 after[name](views)
 
     def _bind(self, arrays: Mapping[str, Any]) -> None:
         like = next(iter(arrays.values()))
+        self._device, self._room = like.device, self._ask_room()
+        every = {**arrays, **self._room.views(self._room.made(like.device))}
         for name, (key, make) in self._choose().items():
-            self._bound[name] = torch_program.built_kernel(key, like, make).bound(arrays)
+            self._bound[name] = torch_program.built_kernel(key, like, make).bound(every)
         self._all = tuple(self._bound.values())
 
     def unbound(self, arrays: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ on torch's current stream. Fake tensors work without a GPU or a compiler, so `to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from warploom.autosched.plans import ADDING
@@ -16,13 +15,16 @@ from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import (
     ATTENTION_TYPES,
+    GRADIENTS,
     attention_backward,
     checked_group,
     value_dim,
 )
 from warploom.integrations.torch_launches import Launches
+from warploom.integrations.torch_passes import both
 from warploom.integrations.torch_program import (
     Chosen,
+    Steps,
     allowed_type,
     check_devices,
     empty_like,
@@ -186,8 +188,8 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
     return checked_group("attention", q, k, v, window, scale)
 
 
-def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The operator with or without sums of exponentials, and what it gives of fake tensors."""
+def _attention(lse: bool) -> Steps:
+    """The operator with or without sums of exponentials."""
 
     def plan(q: Any, k: Any, v: Any, *options: Any) -> Launches:
         causal, window, scale, exact, batch_invariant, softcap, *_ = options
@@ -227,7 +229,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             arrays["o"] = made
         (launches if k.numel() else launches.unbound)(arrays)
 
-    return steps(plan, results, fill, form)
+    return Steps(plan, results, fill, form)
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -244,10 +246,22 @@ def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     grad = torch.zeros_like(out) if grad is None else grad
     same = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     options = (ctx.causal, ctx.window, ctx.scale, same, ctx.softcap)
-    found = attention_backward.in_backward(grad, q, k, v, out, lse, grad_lse, *options)
+    found = attention_backward(grad, q, k, v, out, lse, grad_lse, *options)
     return (*found, *(None,) * 7)
 
 
+def _linked(
+    causal: bool, window: int | None, scale: float | None, *options: Any
+) -> tuple[Any, ...]:
+    """The arguments of `attention_backward` behind lse, of an attention whose lse has no gradient,
+    from those of `attention_with_lse` behind v."""
+    _, _, softcap, deterministic = options
+    same = deterministic or torch.are_deterministic_algorithms_enabled()
+    return None, causal, window, scale, same, softcap
+
+
+_WITH_LSE = _attention(lse=True)
+_trained = both(_WITH_LSE, GRADIENTS, attention_backward, _linked)
 gemm = operator(
     "warploom::gemm",
     GEMM_SCHEMA,
@@ -258,14 +272,14 @@ gemm = operator(
 attention_with_lse = operator(
     "warploom::attention_with_lse",
     f"{ATTENTION_SCHEMA}, bool deterministic=False) -> (Tensor, Tensor)",
-    *_attention(lse=True),
+    *steps(*_WITH_LSE),
     _with_lse_backward,
     _with_lse_context,
 )
 _inference = operator(
     "warploom::attention",
     f"{ATTENTION_SCHEMA}) -> Tensor",
-    *_attention(lse=False),
+    *steps(*_attention(lse=False)),
     refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
 )
 
@@ -293,7 +307,8 @@ def attention(
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         options = (causal, window, scale, exact, batch_invariant, softcap, deterministic)
-        return attention_with_lse(q, k, v, *options)[0]
+        found = _trained(q, k, v, *options)
+        return attention_with_lse(q, k, v, *options)[0] if found is None else found
     return _inference(q, k, v, causal, window, scale, exact, batch_invariant, softcap)
 
 

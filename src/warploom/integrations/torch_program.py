@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from warploom import machine
 from warploom.autosched.selected import Selected
@@ -60,9 +60,14 @@ def torch_module() -> Any:
 
 def current_stream(tensor: Any) -> int:
     """The handle of torch's current stream on a tensor's device; 0 of a tensor on "meta"."""
-    if tensor.device.type == "meta":
+    return stream_of(tensor.device)
+
+
+def stream_of(device: Any) -> int:
+    """The same of a device."""
+    if device.type == "meta":
         return 0
-    return int(torch_module()._C._cuda_getCurrentRawStream(tensor.device.index))
+    return torch_module()._C._cuda_getCurrentRawStream(device.index)
 
 
 def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
@@ -98,6 +103,36 @@ def variant_kernel(kind: str, variant: Variant, base: Any) -> Chosen:
     return (kind, variant.name, variant.config(base)), lambda: variant.selected(base).build()
 
 
+class Steps(NamedTuple):
+    """What a call of an operator does, from its arguments.
+
+    plan      checks the arguments and decides what is launched; raises `InputError`
+    results   fresh tensors, one or a tuple, from the plan and the arguments
+    fill      launches, from the plan, the results and the arguments; not called where all results
+              are empty, unless arguments are written in place
+    form      all that plans and launches depend on: calls of one form share a plan (`planned`),
+              which then keeps no tensor of the first
+    """
+
+    plan: Callable[..., Any]
+    results: Callable[..., Any]
+    fill: Callable[..., None]
+    form: Callable[..., tuple[Any, ...]] | None = None
+
+    def decided(self, *args: Any) -> Any:
+        """The plan of a call."""
+        if self.form is None:
+            return self.plan(*args)
+        return planned(self.form(*args), lambda: self.plan(*args))
+
+    def done(self, decided: Any, *args: Any, in_place: bool = False) -> Any:
+        """The results of a call whose plan is known."""
+        made = self.results(decided, *args)
+        if in_place or _some(made):
+            self.fill(decided, made, *args)
+        return made
+
+
 def steps(
     plan: Callable[..., Any],
     results: Callable[..., Any],
@@ -105,22 +140,12 @@ def steps(
     form: Callable[..., tuple[Any, ...]] | None = None,
     in_place: bool = False,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What runs an operator, and what it gives of fake tensors, from the steps of a call.
-
-    plan      checks the arguments and decides what is launched; raises `InputError`
-    results   fresh tensors, one or a tuple, from the plan and the arguments
-    fill      launches, from the plan, the results and the arguments; not called where all results
-              are empty, unless arguments are written `in_place`
-    form      all that plans and launches depend on: calls of one form share a plan (`planned`),
-              which then keeps no tensor of the first
-    """
+    """What runs an operator, and what it gives of fake tensors, from its `Steps`; `in_place`:
+    arguments are written."""
+    own = Steps(plan, results, fill, form)
 
     def run(*args: Any) -> Any:
-        decided = plan(*args) if form is None else planned(form(*args), lambda: plan(*args))
-        made = results(decided, *args)
-        if in_place or _some(made):
-            fill(decided, made, *args)
-        return made
+        return own.done(own.decided(*args), *args, in_place=in_place)
 
     def fake(*args: Any) -> Any:
         return results(plan(*args), *args)
