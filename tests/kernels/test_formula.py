@@ -9,8 +9,10 @@ from tests.codegen import emulate
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.passes.lower import lower
+from warploom.derive.derive import derive_on
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
 from warploom.derive.formula.frontend import apply, build, contract, softmax, tensor
+from warploom.derive.formula.library import formula
 from warploom.derive.lemmas.recurrence import recurrence
 from warploom.errors import InputError
 from warploom.kernels.check import checked
@@ -44,11 +46,29 @@ def test_a_formula_runs_as_a_kernel_and_carries_its_derivation():
 
 
 def test_a_formula_of_several_programs_is_refused():
-    x = tensor("x", "m x")
-    two = build("two", {"o": softmax(x) @ tensor("w", "x n")}, {"m": 64, "x": 2**17, "n": 64})
-    name = hold(two, "two")
-    with pytest.raises(InputError, match="programs, expected one"):
-        load_kernel(name)
+    with pytest.raises(InputError, match="mlp: derived as 2 programs, expected one"):
+        load_kernel(hold(formula("mlp"), "mlp"))
+
+
+def test_parts_that_a_second_program_would_join_are_made_by_one():
+    """One head of attention fills a GPU in parts of its keys alone."""
+    q, k, v = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e")
+    made = build("one_head", softmax(q @ k.T * 0.125) @ v, {"q": 4096, "x": 4096})
+    assert any(one.splits for one in derive_on(made, "h200", "bf16", streams=1).kernels)
+    name = hold(made, "one_head")
+    config, sizes = configure(name, {"q": "70", "x": "77"})
+    assert sizes == {"q": 70, "x": 77, "d": 64, "e": 64}
+    assert checked(name, config, sizes).require().judge == "the reference given"
+
+
+@pytest.mark.parametrize(("dim", "size"), [("d", 65), ("x", 63), ("q", 4096)])
+def test_other_sizes_of_what_tasks_take_whole_are_refused(dim, size):
+    """Of a formula without sizes, 64 each, a single task takes all."""
+    q, k, v = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e")
+    name = hold(softmax(q @ k.T * 0.125) @ v, "small")
+    assert configure(name, {dim: "64"})[1] == dict.fromkeys("qdxe", 64)
+    with pytest.raises(InputError, match=f"{dim}={size}, expected 64, which the formula has"):
+        configure(name, {dim: str(size)})
 
 
 def test_derived_recurrences_are_right_on_the_emulated_machine():

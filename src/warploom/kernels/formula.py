@@ -42,13 +42,18 @@ class FormulaKernel:
     launch: LaunchPlan | None
 
     @property
+    def whole(self) -> dict[str, int]:
+        """Of dimensions that tiles take whole: tasks know of no more."""
+        (kernel,), size = self.found.kernels, self.found.diagram.size
+        return {clean(a): n for a, n in size.items() if a not in kernel.depth_of_axis}
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Of dimensions, for a run: those that tiles take whole, and few tasks."""
         (kernel,), size = self.found.kernels, self.found.diagram.size
         groups = [one for one in kernel.loops if one.kind == "group"]
         ones = [one.axis for one in groups if kernel.tile[one.symbol] == 1]
-        fixed = {clean(a): n for a, n in size.items() if a not in kernel.depth_of_axis}
-        return fixed | {clean(a): min(RUN_POSITIONS, size[a]) for a in ones}
+        return self.whole | {clean(a): min(RUN_POSITIONS, size[a]) for a in ones}
 
     @property
     def full(self) -> dict[str, int]:
@@ -69,24 +74,29 @@ class FormulaKernel:
 
 
 def formula_kernel(diagram: Diagram) -> FormulaKernel:
-    """The program of a formula, derived for an H200 in bf16.
+    """The program of a formula, derived for an H200 in bf16: the fastest one, or where several
+    blocks would share an axis and a second program join their parts, the fastest without that.
 
     Raises `InputError` for a formula that takes more than one program, or none.
     """
-    found = derive_on(diagram, FORMULA_GPU, FORMULA_TYPE, streams=1)
-    made = [
-        (kernel, program)
-        for kernel in found.kernels
-        for program in programs(padded(kernel), FORMULA_TYPE, FORMULA_TYPE, narrow_in_full(found))
-    ]
-    if len(made) != 1:
-        raise InputError(
-            f"{diagram.name}: derived as {len(made)} programs, expected one; `warploom derive "
-            "--build` compiles all of them"
-        )
-    ((kernel, program),) = made
-    launch = launch_plan(kernel, program) if fitting_name(program) else None
-    return FormulaKernel(found, program, launch)
+    counts: list[int] = []
+    for split in (True, False):
+        found = derive_on(diagram, FORMULA_GPU, FORMULA_TYPE, split=split, streams=1)
+        narrow = narrow_in_full(found)
+        made = [
+            (kernel, program)
+            for kernel in found.kernels
+            for program in programs(padded(kernel), FORMULA_TYPE, FORMULA_TYPE, narrow)
+        ]
+        if len(made) == 1:
+            ((kernel, program),) = made
+            launch = launch_plan(kernel, program) if fitting_name(program) else None
+            return FormulaKernel(found, program, launch)
+        counts.append(len(made))
+    raise InputError(
+        f"{diagram.name}: derived as {min(counts)} programs, expected one; `warploom derive "
+        "--build` compiles all of them"
+    )
 
 
 def narrow_in_full(found: Derivation) -> dict[str, str]:

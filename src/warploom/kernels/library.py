@@ -292,6 +292,7 @@ def user_entry(kernel: UserKernel) -> Entry:
         kernel.bound,
         "the reference given" if kernel.reference else "the program's own meaning in float64",
         full=kernel.full_sizes(),
+        follow=lambda config, sizes, given: kernel.refuse_others(sizes),
         arrays=kernel.arrays,
         scalars=kernel.scalars,
         template=template,

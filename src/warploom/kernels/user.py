@@ -50,6 +50,7 @@ class UserKernel:
     bound       the relative error a run may have; None: what the rounding of its types explains,
                 for every output and every element (`kernels.check`)
     full        sizes of dimensions, to time a kernel at; others are those of `sizes`, or fill a GPU
+    whole       the sizes of dimensions that tasks take whole: the program is for no others
     derivation  how the program follows from a formula, for a person
     """
 
@@ -61,6 +62,7 @@ class UserKernel:
     launch: LaunchPlan | None = None
     bound: float | None = None
     full: Mapping[str, int] = field(default_factory=dict[str, int])
+    whole: Mapping[str, int] = field(default_factory=dict[str, int])
     derivation: str = ""
     where: str = ""
 
@@ -79,6 +81,16 @@ class UserKernel:
     def policy(self) -> Policy:
         """Of the schedule that it gets unless another is named: by the shape of its loops."""
         return Policy(launch=self.launch or LaunchPlan())
+
+    def refuse_others(self, sizes: Mapping[str, int]) -> None:
+        """Raise `InputError` for other sizes of dimensions that tasks take whole."""
+        for dim, size in self.whole.items():
+            if sizes[dim] != size:
+                raise InputError(
+                    f"{self.where}: {dim}={sizes[dim]}, expected {size}, which the formula has and "
+                    f"tasks take whole: give the formula the size, build(..., {{{dim!r}: "
+                    f"{sizes[dim]}}})"
+                )
 
     def default_sizes(self) -> dict[str, int]:
         """Every dimension of the arrays under the default settings."""
@@ -172,6 +184,7 @@ def load_kernel(text: str) -> UserKernel:
             made.sizes,
             launch=made.launch,
             full=made.full,
+            whole=made.whole,
             derivation=str(made.found),
         )
     elif isinstance(found, Program) or callable(found):
