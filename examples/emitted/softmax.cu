@@ -1,5 +1,5 @@
 // softmax: emitted by warploom from a tile program and the schedule "rows":
-// 1 blocks of 64 threads for a task, 32 along the columns, 8 columns each.
+// 1 blocks of 128 threads for a task, 64 along the columns, 8 columns each.
 //
 //   program softmax(x: bf16[m, n], y: bf16[m, n])
 //     for each m_tile < ((m + 1) // 2)
@@ -255,7 +255,43 @@ DEVICE void combine(T* x, void* shared, F f) {
   combine_warps<kPeers, kStride, kCount>(x, shared, f);
 }
 
-extern "C" __global__ void __launch_bounds__(64, 12) softmax(
+// The largest of some numbers, and the sum of exp2 of what each is below it; of nothing but -inf it
+// is 0.
+struct Weighted { float value, sum; };
+DEVICE float share_of(float top, float best, float scale) {
+  return top == -INFINITY ? 0.0f : exp2_fast((top - best) * scale);
+}
+DEVICE Weighted joined(Weighted a, Weighted b, float scale) {
+  const float best = fmaxf(a.value, b.value);
+  return {best, a.sum * share_of(a.value, best, scale) + b.sum * share_of(b.value, best, scale)};
+}
+DEVICE Weighted swap_with(Weighted x, int lanes) {
+  return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
+          __shfl_xor_sync(0xffffffffu, x.sum, lanes)};
+}
+DEVICE void words_of(unsigned* w, Weighted x) {
+  w[0] = __float_as_uint(x.value);
+  w[1] = __float_as_uint(x.sum);
+}
+DEVICE void of_words(Weighted& x, const unsigned* w) {
+  x.value = __uint_as_float(w[0]);
+  x.sum = __uint_as_float(w[1]);
+}
+
+DEVICE void words_of(unsigned* w, float x) { w[0] = __float_as_uint(x); }
+DEVICE void words_of(unsigned* w, int x) { w[0] = unsigned(x); }
+DEVICE void of_words(float& x, const unsigned* w) { x = __uint_as_float(w[0]); }
+DEVICE void of_words(int& x, const unsigned* w) { x = int(w[0]); }
+template <class T> DEVICE void words_of(unsigned* w, T x) {
+  words_of(w, x.value);
+  w[1] = unsigned(x.place);
+}
+template <class T> DEVICE void of_words(T& x, const unsigned* w) {
+  of_words(x.value, w);
+  x.place = int(w[1]);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 8) softmax(
     const Bf16* __restrict__ x_data,
     long long x_stride0,
     Bf16* __restrict__ y_data,
@@ -263,8 +299,8 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     int m,
     int n) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const int thread_col = int(threadIdx.x % 32);
-  const int thread_row = int(threadIdx.x / 32);
+  const int thread_col = int(threadIdx.x % 64);
+  const int thread_row = int(threadIdx.x / 64);
   const int m_tile_count = ((m + 1) / 2);
   const int tasks = m_tile_count;
   const int task = blockIdx.x;
@@ -272,34 +308,35 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     int rest = task;
     const int m_tile_place = rest;
     const int m_tile = m_tile_place;
-    float x_t[1][32];
-    float x_t_1[1][32];
+    float x_t[1][16];
+    float x_t_1[1][16];
     float max_[1];
     float const_;
-    float mul[1][32];
+    float mul[1][16];
     float const_1;
     float mul_1[1];
-    float sub[1][32];
-    float exp2[1][32];
+    float sub[1][16];
+    float exp2[1][16];
     float sum[1];
     float const_2;
     float div[1];
-    float mul_2[1][32];
-    float mul_3[1][32];
-    Line<Bf16, 8> lines0_at[1][4];
+    float mul_2[1][16];
+    float mul_3[1][16];
+    float share_of_sum[1];
+    Line<Bf16, 8> lines0_at[1][2];
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       const Bf16* const from_lines0_at = pinned(x_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * x_stride0 + 0 + thread_col * 8);
       #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        read_early<false>(lines0_at[i][s], from_lines0_at + s * 256, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
+      for (int s = 0; s < 2; ++s) {
+        read_early<false>(lines0_at[i][s], from_lines0_at + s * 512, 0 + (s * 64 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
       }
     }
     // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:113
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int s = 0; s < 4; ++s) {
+      for (int s = 0; s < 2; ++s) {
         values_of(&x_t[i][s * 8], lines0_at[i][s]);
       }
     }
@@ -307,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int j = 0; j < 32; ++j) {
+      for (int j = 0; j < 16; ++j) {
         x_t_1[i][j] = x_t[i][j];
       }
     }
@@ -317,12 +354,16 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
       for (int t = 0; t < 1; ++t) {
         float total = -INFINITY;
         #pragma unroll
-        for (int s = 0; s < 32; ++s) {
+        for (int s = 0; s < 16; ++s) {
           total = fmaxf(total, x_t_1[t][s]);
         }
         (max_)[t] = total;
       }
       combine<32, 1, 1>(max_, shared, [](float a, float b) { return fmaxf(a, b); });
+      #pragma unroll
+      for (int t = 0; t < 1; ++t) {
+        (max_)[t] = (max_)[t] == -INFINITY ? 0.0f : (max_)[t];
+      }
     }
     // const: fp32[] = fill 1.4426950408889634  program.py:199
     const_ = 1.4426950408889634f;
@@ -330,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int j = 0; j < 32; ++j) {
+      for (int j = 0; j < 16; ++j) {
         mul[i][j] = (x_t_1[i][j] * const_);
       }
     }
@@ -345,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int j = 0; j < 32; ++j) {
+      for (int j = 0; j < 16; ++j) {
         sub[i][j] = (mul[i][j] - mul_1[i]);
       }
     }
@@ -353,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int j = 0; j < 32; ++j) {
+      for (int j = 0; j < 16; ++j) {
         exp2[i][j] = exp2_fast(sub[i][j]);
       }
     }
@@ -363,12 +404,25 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
       for (int t = 0; t < 1; ++t) {
         float total = 0.0f;
         #pragma unroll
-        for (int s = 0; s < 32; ++s) {
+        for (int s = 0; s < 16; ++s) {
           total = (total + exp2[t][s]);
         }
         (sum)[t] = total;
       }
       combine<32, 1, 1>(sum, shared, [](float a, float b) { return (a + b); });
+      Weighted of_row[1];
+      #pragma unroll
+      for (int t = 0; t < 1; ++t) {
+        share_of_sum[t] = (sum)[t] == 0.0f ? -INFINITY : max_[t];
+        of_row[t] = Weighted{share_of_sum[t], (sum)[t]};
+      }
+      combine_warps<64, 1, 1>(of_row, shared, [](Weighted a, Weighted b) { return joined(a, b, 1.4426950408889634f); });
+      #pragma unroll
+      for (int t = 0; t < 1; ++t) {
+        share_of_sum[t] = share_of(share_of_sum[t], of_row[t].value, 1.4426950408889634f);
+        max_[t] = of_row[t].value;
+        (sum)[t] = of_row[t].sum;
+      }
     }
     // const_2: fp32[] = fill 1.0  program.py:201
     const_2 = 1.0f;
@@ -381,15 +435,15 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        mul_2[i][j] = (exp2[i][j] * div[i]);
+      for (int j = 0; j < 16; ++j) {
+        mul_2[i][j] = (exp2[i][j] * (div[i] * share_of_sum[i]));
       }
     }
     // mul_3: bf16[m=2, n=1024] = cast mul_2  program.py:119
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int j = 0; j < 32; ++j) {
+      for (int j = 0; j < 16; ++j) {
         mul_3[i][j] = mul_2[i][j];
       }
     }
@@ -397,8 +451,8 @@ extern "C" __global__ void __launch_bounds__(64, 12) softmax(
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        write_whole<8>(&mul_3[i][s * 8], y_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * y_stride0, 0 + (s * 32 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m));
+      for (int s = 0; s < 2; ++s) {
+        write_whole<8>(&mul_3[i][s * 8], y_data + static_cast<long long>((m_tile * 2) + ((i) * 2 + thread_row)) * y_stride0, 0 + (s * 64 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m));
       }
     }
   }
