@@ -12,12 +12,15 @@ from tests.codegen.narrow_program import narrow_case
 from tests.runtime.fake_device import FakeDevice
 from typer.testing import CliRunner
 
+from warploom import tile as t
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import NAMES
 from warploom.autosched.selected import Selected
 from warploom.cli import app
 from warploom.codegen.compile.build import Built, build
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.engine.explored import Explored, Found
+from warploom.engine.points import Space, described
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
 from warploom.flows import choose as choosing
@@ -26,15 +29,18 @@ from warploom.flows import optimize_measure
 from warploom.flows.optimize import optimize
 from warploom.flows.optimize_measure import Measured
 from warploom.flows.optimized import OptimizeSettings
+from warploom.flows.schedule import problem_of
 from warploom.flows.static_verdict import static_verdict
 from warploom.flows.targets import read_target
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import select
+from warploom.objects import hold
 from warploom.perf.replay import Prediction
 from warploom.report.optimize_html import Line, Page, page_html
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.rules.lint import lint
+from warploom.schedule import service
 
 GEMM = OptimizeSettings("gemm", schedule="lcsf", measure="none")
 
@@ -405,3 +411,22 @@ def test_a_program_that_is_wrong_is_not_searched(tmp_path, monkeypatch) -> None:
     settings = OptimizeSettings(f"{file}:kernel")
     with pytest.raises(CheckFailed, match="more than rounding explains"):
         choosing.choose(settings, False, lambda _: None)
+
+
+def test_a_program_without_matmuls_is_not_searched(monkeypatch) -> None:
+    """Nor are orders and plans told of it, nor a loop scheduled."""
+
+    def double(x, y):
+        (i,) = t.grid(m=t.size("m"))
+        row = t.span(i, 1), t.span(0, 256)
+        t.store(y, *row, tile=t.load(x, *row) * 2.0)
+
+    rows = t.array(t.FP32, "m n")
+    name, said = hold(t.trace(double, {"x": rows, "y": rows}, name="double"), "double"), list[str]()
+    monkeypatch.setattr(choosing, "search", None)
+    found = choosing.choose(OptimizeSettings(name), False, said.append)[0]
+    assert isinstance(found.selected.schedule, SimtSchedule)
+    assert "no search: without matmuls tiles lie over threads" in said
+    assert described(Space(name, {})).endswith("without matmuls tiles lie over threads")
+    with pytest.raises(InputError, match="has no loop with a matmul: there is nothing to schedule"):
+        problem_of(name, {}, "", service.Request("h200"))

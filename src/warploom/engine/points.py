@@ -211,17 +211,20 @@ def described(space: Space) -> str:
     base = made[0]
     lines = [f"space of {space.name}"]
     lines += [f"  {name}: {', '.join(values)}" for name, values in space.free.items()]
-    lines.append("  rules, wherever they have a place:")
     names = list(dict.fromkeys(name for form in made for name in form.rules))
+    if names:
+        lines.append("  rules, wherever they have a place:")
     for name in names:
         always = "always" if name in base.rules else "or not"
         lines.append(f"    {name} ({always}): keeps {RULES[name].told('keeps')}")
     usual = orders(base.program)
-    lines.append(f"  orders: {', '.join(usual) or 'threads'}")
+    if not usual:
+        return "\n".join([*lines, "  no orders and plans: without matmuls tiles lie over threads"])
+    lines.append(f"  orders: {', '.join(usual)}")
     lines.append("  plans, each option or none of its values:")
     open_ = choices(base.program)
     lines += [f"    {name}: {', '.join(values)}" for name, values in open_.items()]
-    count = len(list(space.sizes())) * len(made) * max(1, len(usual)) * len(plans(base.program))
+    count = len(list(space.sizes())) * len(made) * len(usual) * len(plans(base.program))
     for name in CODE:
         count *= 1 + len(open_.get(name, ()))
     lines.append(f"  {count:,} points")

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from warploom.autosched.points import Point
-from warploom.autosched.schedules import NAMES, Policy, schedule_for
+from warploom.autosched.schedules import NAMES, Policy, fitting_name, schedule_for
 from warploom.autosched.selected import Selected
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
@@ -99,9 +99,13 @@ def _searched(
     and all points."""
     space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
-    textbook = space.config(Point(next(iter(space.sizes()))))
+    plain = Point(next(iter(space.sizes())))
     # A program that is wrong as it was written says so now, and not after the search.
-    checked(settings.name, textbook, check_sizes(settings.name, settings.settings)).require()
+    small = check_sizes(settings.name, settings.settings)
+    checked(settings.name, space.config(plain), small).require()
+    if fitting_name(space.rewritten(plain)) is None:
+        say("no search: without matmuls tiles lie over threads")
+        return [], [], Explored()
     with closing(PointStore(cache_folder() / POINTS)) as store:
         explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
     say(str(explored))
@@ -121,7 +125,7 @@ def _searched(
         rates = Launch(selected.program, selected.launch, sizes, settings.gpu).rates()
         found = _tried(selected.name, selected, settings, say, rates)
         if isinstance(found, Usable):
-            space.check(one.point, check_sizes(settings.name, settings.settings))
+            space.check(one.point, small)
             trial = replace(found.trial, launch=known.launch, limits=known.limits)
             found = replace(found, trial=trial)
             usable.append(found)

@@ -248,6 +248,8 @@ class Facts:
         tried = sorted(self.result.trials, key=lambda one: one.rank)
         refused = sum(bool(one.refused) for one in tried)
         others = [one for one in tried if one.name != self.result.chosen.name and one.rank[1] < inf]
+        if self.block is None:
+            return "A kernel without matmuls has one schedule: its tiles are laid over threads."
         if not others:
             return f"Schedules tried: {len(tried)}, of which {refused} were refused."
         return f"The next is {others[0]}; this one is {self.result.chosen}."

@@ -219,7 +219,7 @@ class Optimized:
 def order_of(selected: Selected) -> str:
     """Where the order of every loop comes from, and what is proved of it, for people."""
     if isinstance(selected.schedule, SimtSchedule):
-        return "threads: no order to choose"
+        return "laid over threads, with no order to choose"
     told: list[str] = []
     for name, one in selected.schedule.loops.items():
         proof = one.proof

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from warploom.autosched.schedules import fitting_name
 from warploom.autosched.selected import HOPPER
 from warploom.autosched.solve import loop_problem
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES
@@ -29,5 +30,7 @@ def problem_of(
     if BUILD_ARCHITECTURES.get(request.gpu or service.GPU, HOPPER) != HOPPER:
         raise InputError(f"--gpu {request.gpu}: loops of kernels are scheduled for Hopper")
     program, launch = written(name, settings)
+    if not loop and fitting_name(program) is None:
+        raise InputError(f"{name} has no loop with a matmul: there is nothing to schedule")
     problem = loop_problem(program, launch, request.table(), loop)
     return replace(problem, effort=request.effort, stages=request.stages)
