@@ -16,6 +16,7 @@ from warploom.tile.typing import quad_places
 torch = pytest.importorskip("torch")
 torch_op = pytest.importorskip("warploom.integrations.torch_op")
 torch_attention = pytest.importorskip("warploom.integrations.torch_attention")
+pytest.importorskip("warploom.integrations.torch_attention_packed")
 torch_launches = pytest.importorskip("warploom.integrations.torch_launches")
 torch_program = pytest.importorskip("warploom.integrations.torch_program")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
@@ -277,6 +278,23 @@ def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
             for size in sizes:
                 call(size, invariant)
             assert (len(set(keys)) == 1) == invariant, (call, keys)
+
+
+def test_shapes_of_gradients_need_no_address(monkeypatch):
+    """Tensors of a graph that is compiled have none."""
+
+    def none(_):
+        raise RuntimeError("no address")
+
+    monkeypatch.setattr(torch.Tensor, "data_ptr", none)
+    q, lse = torch.empty(2, 4, 256, 64, device="meta").bfloat16(), torch.empty(8, 256)
+    found = torch.ops.warploom.attention_backward(q, q, q, q, q, lse.to("meta").view(2, 4, 256))
+    assert [x.shape for x in found] == [q.shape] * 3
+    q, lse = q.view(512, 4, 64), torch.empty(4, 512, device="meta")
+    bounds = torch.empty(3, device="meta").int()
+    packed = torch.ops.warploom.attention_varlen_backward
+    found = packed(q, q, q, q, q, lse, bounds, bounds, 256, 256)
+    assert [x.shape for x in found] == [q.shape] * 3
 
 
 def test_values_of_another_head_size_have_gradients():

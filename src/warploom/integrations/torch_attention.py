@@ -20,7 +20,6 @@ from warploom.integrations.torch_program import (
     Steps,
     allowed_type,
     check_devices,
-    copyable,
     empty_like,
     form_of,
     multiprocessors,
@@ -124,15 +123,13 @@ def room_of(config: BackwardConfig, lse: tuple[int, ...]) -> Room:
 class Plan:
     """What a call launches.
 
-    turns    the shape of the counters of turns, which begin at 0
-    copied   whether the gradient is, as the copy engine does not take it
-    tasks    gives the list of tasks
+    turns   the shape of the counters of turns, which begin at 0
+    tasks   gives the list of tasks
     """
 
     config: BackwardConfig
     launches: Launches
     turns: tuple[int, ...] | None
-    copied: bool
     tasks: Callable[[], dict[str, Any]]
 
 
@@ -159,9 +156,10 @@ def _plan(*args: Any) -> Plan:
 
     # Kernels of listed tasks are the same for all bands.
     alike = replace(config, band=0) if config.listed else config
-    launches = Launches(partial(kernels_of, alike), partial(room_of, config, tuple(lse.shape)))
+    room = partial(room_of, config, tuple(lse.shape))
+    launches = Launches(partial(kernels_of, alike), room, ("do",))
     turns = config.turns_shape(lse.shape) if config.sums and config.deterministic else None
-    return Plan(config, launches, turns, not copyable(grad), tasks)
+    return Plan(config, launches, turns, tasks)
 
 
 def _form(*args: Any) -> tuple[Any, ...]:
@@ -180,7 +178,6 @@ def _fill(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
         for one in made:
             one.zero_()
         return
-    grad = grad.contiguous() if plan.copied else grad
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, **plan.tasks()}
     if plan.turns is not None:

@@ -30,7 +30,6 @@ from warploom.integrations.torch_program import (
     Steps,
     allowed_type,
     check_devices,
-    copyable,
     empty_like,
     form_of,
     multiprocessors,
@@ -159,15 +158,10 @@ def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a backward pass launches.
-
-    turns    the shape of the counters of turns, which begin at 0
-    copied   whether the gradient is, as the copy engine does not take it
-    """
+    """What a backward pass launches; `turns`: the shape of counters, which begin at 0."""
 
     launches: Launches
     turns: tuple[int, ...] | None
-    copied: bool
 
 
 def _backward_plan(*args: Any) -> Plan:
@@ -194,7 +188,7 @@ def _backward_plan(*args: Any) -> Plan:
     sequences = len(options[0]) - 1
     room = partial(room_between, config, q.shape[1], len(q), len(k), sequences)
     turns = turns_shape(config, q.shape[1], len(q), sequences) if config.deterministic else None
-    return Plan(Launches(partial(_kernels, config, sequences), room), turns, not copyable(grad))
+    return Plan(Launches(partial(_kernels, config, sequences), room, ("do",)), turns)
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
@@ -256,7 +250,6 @@ def _backward(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
         for one in made:
             one.zero_()
         return
-    grad = grad.contiguous() if plan.copied else grad
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from warploom.integrations import torch_program
-from warploom.integrations.torch_program import Chosen, torch_module
+from warploom.integrations.torch_program import Chosen, copyable, torch_module
 from warploom.runtime.bound import Bound, launch
 from warploom.tile.dtypes import dtype
 
@@ -54,13 +54,17 @@ class Launches:
     """The kernels of a plan, one after another, on tensors of the form that the plan is for.
 
     `choose` gives them by name. It is asked at the first call, which builds them and binds them to
-    its tensors; later calls give addresses alone. `room` says what they leave one another.
+    its tensors; later calls give addresses alone. `room` says what they leave one another, and
+    arrays that are `given` from elsewhere are copied where the copy engine does not take them.
     """
 
     def __init__(
-        self, choose: Callable[[], Mapping[str, Chosen]], room: Callable[[], Room] = Room
+        self,
+        choose: Callable[[], Mapping[str, Chosen]],
+        room: Callable[[], Room] = Room,
+        given: Sequence[str] = (),
     ) -> None:
-        self._choose, self._ask_room = choose, room
+        self._choose, self._ask_room, self._copied = choose, room, tuple(given)
         self._room, self._device = Room(), None
         self._bound: dict[str, Bound] = {}
         self._all: tuple[Bound, ...] = ()
@@ -76,6 +80,10 @@ class Launches:
             room = self._ask_room()
             self.unbound({**arrays, **room.views(room.made(next(iter(arrays.values())).device))})
             return
+        if not self._all:
+            self._copied = tuple(name for name in self._copied if not copyable(arrays[name]))
+        if self._copied:
+            arrays = {**arrays, **{name: arrays[name].contiguous() for name in self._copied}}
         if not self._all:
             self._bind(arrays)
         addresses, made = [one.data_ptr() for one in arrays.values()], None
