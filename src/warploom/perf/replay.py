@@ -133,7 +133,6 @@ def replay(
     schedule: KernelSchedule,
     cubin: bytes,
     gpu: str = "h200",
-    table: CostTable | None = None,
     rates: Rates | None = None,
 ) -> Replay:
     """What the walk of the machine code says that `schedule` was built to.
@@ -144,7 +143,7 @@ def replay(
     """
     block, kernel = lower(program, schedule), decode(parse(cubin, program.name))
     return of_walks(
-        list(walked(program, schedule, block, kernel, table or costs(gpu), rates or {})),
+        list(walked(program, schedule, block, kernel, costs(gpu), rates or {})),
         block,
         kernel,
     )

@@ -33,7 +33,7 @@ from warploom.sass.flow.aliasing import (
     memory_accesses,
     must_keep_order,
 )
-from warploom.sass.flow.latency import LatencyTable, table_for
+from warploom.sass.flow.latency import table_for
 from warploom.sass.flow.provenance import address_pointers
 from warploom.sass.flow.scoreboard import counting_waits, outstanding_at_entry
 
@@ -61,7 +61,6 @@ class Editor:
         original: Cubin,
         kernel: str | None = None,
         mode: AliasMode = AliasMode.STRICT,
-        table: LatencyTable | None = None,
     ) -> None:
         if original.sm not in EDITABLE:
             raise InputError(
@@ -71,7 +70,7 @@ class Editor:
         self.original = original
         self.kernel: Kernel = decode(original, kernel)
         self.mode = mode
-        self.table = table or table_for(original.sm)
+        self.table = table_for(original.sm)
         pointers = address_pointers(self.kernel) if mode is AliasMode.TRITON else {}
         counted = {counting_waits(item) for item in self.kernel.instructions} - {None}
         self.masks: list[_Masks] = []

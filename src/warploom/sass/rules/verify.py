@@ -21,7 +21,7 @@ from warploom.sass.decode.kernel import Kernel, build_kernel
 from warploom.sass.decode.words import Words, control_fields, instruction_words
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.flow.diff import diff
-from warploom.sass.flow.latency import LatencyTable, table_for
+from warploom.sass.flow.latency import table_for
 from warploom.sass.rules.constraints import derive
 from warploom.sass.rules.control_rules import ControlRules
 from warploom.sass.rules.distance_rules import SpacingRules, check_across, check_gaps
@@ -39,7 +39,6 @@ class Verifier:
         original: Cubin,
         kernel: str | None = None,
         mode: AliasMode = AliasMode.STRICT,
-        table: LatencyTable | None = None,
     ) -> None:
         code = original.kernel(kernel)
         # Parsed again from the bytes: what the caller decoded is not trusted.
@@ -48,7 +47,7 @@ class Verifier:
         self.kernel: Kernel = build_kernel(
             self.original, self.original.kernels[code.name], disassemble(self.original)[code.name]
         )
-        self.table = table or table_for(self.kernel.sm)
+        self.table = table_for(self.kernel.sm)
         self.constraints: Constraints = derive(self.kernel, mode, self.table)
         self.known = Original(self.original, self.kernel, self.table, self.constraints)
         self._prepare_identities()
