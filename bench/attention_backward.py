@@ -152,7 +152,7 @@ def own_config(case: Case, style: Style | None = None) -> BackwardConfig:
     """The configuration of the kernels that a user gets, or of those in another style."""
     config, (_, heads, rows, _) = replace(case.config, style=style), case.shape
     if config.packed:
-        return packed_for(config, rows, heads // config.group, config.sms)
+        return packed_for(config, rows, heads // config.group, config.sms, max(case.lengths))
     return fitted(config, rows, rows)
 
 

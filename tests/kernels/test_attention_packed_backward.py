@@ -16,7 +16,13 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.errors import InputError
 from warploom.kernels.attention.backward import dealt
-from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig, packed_for
+from warploom.kernels.attention.backward_config import (
+    LONG_STYLES,
+    PLAIN,
+    TILE_FIELDS,
+    BackwardConfig,
+    packed_for,
+)
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
 
@@ -33,6 +39,8 @@ CASES = {
         (300, 40),
         1,
     ),
+    "wide": (BackwardConfig(head_dim=64, causal=True), (220, 0, 30), (250, 40, 30), 2),
+    "long": (BackwardConfig(causal=True, style=LONG_STYLES[128, True]), (90, 70), (200, 70), 1),
     "window": (BackwardConfig(head_dim=80, causal=True, window=50), (100, 60), (100, 90), 1),
 }
 
@@ -40,7 +48,8 @@ CASES = {
 def packed_case(name):
     """(config, arrays of all three kernels, what they give) of random packed sequences."""
     config, rows, keys, heads = CASES[name]
-    config = packed_for(replace(config, packed=True), sum(rows), heads // config.group, sms=3)
+    config = replace(config, packed=True)
+    config = packed_for(config, sum(rows), heads // config.group, sms=3, longest=max(keys))
     random, d = np.random.default_rng(0), config.head_dim
     shapes = {"q": (sum(rows), heads, d), "k": (sum(keys), heads // config.group, d)}
     shapes |= {"do": shapes["q"], "v": shapes["k"]}
@@ -62,10 +71,10 @@ def packed_case(name):
 def tasks(config, bounds, rows, keys, sequences):
     """Both lists of tasks."""
     ends = {f"{x}_ends": bounds[f"{x}_bounds"].astype(np.int32) for x in ("row", "key")}
-    found = tables.room_for_lists(config, rows, keys, sequences, "cpu")
+    room = tables.room_between(config, 1, rows, keys, sequences)
+    found = room.views(room.made("cpu"))
     for own in tables.lists(config, sequences):
-        room = {own.name: found[own.name].numpy()}
-        found |= t.interpret(tile_list(own), ends | room)
+        found |= t.interpret(tile_list(own), ends | {own.name: found[own.name].numpy()})
     return {x: found[x] for x in ("row_tiles", "key_tiles")}
 
 
@@ -113,7 +122,7 @@ def test_the_interpreter_gives_the_gradients_of_every_sequence(name):
     assert close(run_parts(config, values, want, run), want)
 
 
-@pytest.mark.parametrize("name", ["causal", "in-turn"])
+@pytest.mark.parametrize("name", ["causal", "wide", "long", "in-turn"])
 def test_the_emitted_code_gives_them_too(name):
     config, values, want = packed_case(name)
 
@@ -162,12 +171,13 @@ def test_a_list_has_every_tile_once_the_longest_tasks_first(of, brief, order):
     ("heads", "sms", "most"), [(1, 3, 1.6), (4, 8, 1.1), (6, 5, 1.1), (32, 132, 1.1)]
 )
 def test_all_tiles_of_all_heads_are_shared_out_evenly(heads, sms, most):
-    config = packed_for(BackwardConfig(causal=True, packed=True), 5060, heads, sms)
     keys = np.array([1700, 130, 0, 2500, 90, 640])
+    config = BackwardConfig(causal=True, packed=True)
+    config = packed_for(config, 5060, heads, sms, int(keys.max()))
     lengths = sorted((n for key in keys for n in range(1, -(-int(key) // 128) + 1)), reverse=True)
-    tasks = len(
-        tables.room_for_lists(config, keys.sum(), keys.sum(), len(keys), "cpu")["key_tiles"]
-    )
+    tokens = int(keys.sum())
+    room = tables.room_between(config, heads, tokens, tokens, len(keys))
+    tasks = len(room.views(room.made("cpu"))["key_tiles"])
     bands, rounds = heads // config.band, tasks * config.band // sms
     seen, loads = set(), np.zeros(sms)
     for number, turn, sm in np.ndindex(bands, rounds, sms):
@@ -182,3 +192,12 @@ def test_all_tiles_of_all_heads_are_shared_out_evenly(heads, sms, most):
 def test_packed_heads_that_are_too_long_are_refused():
     with pytest.raises(InputError, match="packed heads of 192: expected heads of up"):
         BackwardConfig(head_dim=192, packed=True)
+
+
+def test_long_causal_sequences_have_the_style_of_long_dense_ones():
+    config = BackwardConfig(causal=True, packed=True)
+    long, short = (packed_for(config, 9000, 16, 132, longest) for longest in (4096, 4095))
+    assert long.written == LONG_STYLES[128, True] and short.written == PLAIN
+    grouped = replace(config, group=2)
+    assert packed_for(grouped, 9000, 8, 132, 4096).written == PLAIN
+    assert replace(config, head_dim=64).tile == (64, 192)

@@ -166,7 +166,7 @@ class Plan:
 
 def _backward_plan(*args: Any) -> Plan:
     grad, q, k, v, out, _, *options = args
-    causal, window, scale, deterministic, softcap = options[4:]
+    longest, causal, window, scale, deterministic, softcap = options[3:]
     _check(q, k, v, *options)
     if {grad.dtype, out.dtype} != {q.dtype} or not grad.shape == out.shape == q.shape:
         raise InputError(
@@ -184,7 +184,8 @@ def _backward_plan(*args: Any) -> Plan:
         packed=True,
         softcap=softcap,
     )
-    config = packed_for(config, len(q), k.shape[1], multiprocessors(q.device.index))
+    sms = multiprocessors(q.device.index)
+    config = packed_for(config, len(q), k.shape[1], sms, longest)
     sequences = len(options[0]) - 1
     room = partial(room_between, config, q.shape[1], len(q), len(k), sequences)
     turns = turns_shape(config, q.shape[1], len(q), sequences) if config.deterministic else None

@@ -73,6 +73,8 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
     (128, False): Style(turns=True, behind=True, held=True),
     (128, True): Style(turns=True, behind=True, held=True),
 }
+# Of packed sequences under a causal mask, whatever their lengths.
+PACKED_STYLES = {64: LONG_STYLES[64, True]}
 # Of groups without a causal mask, of windows, and of sums that have one order.
 GROUPED = {128: Style(turns=True, held=True)}
 WINDOWED = {64: Style(taken=True), 128: Style(taken=True, held=True)}
@@ -212,7 +214,8 @@ class BackwardConfig:
         elif self.window is not None:
             found = WINDOWED.get(self.depth)
         elif self.packed or self.softcap:
-            found = PLAIN
+            alone = self.causal and self.group == 1 and not self.softcap
+            found = PACKED_STYLES.get(self.depth) if alone else PLAIN
         elif self.group > 1 and not self.causal:
             found = GROUPED.get(self.depth, found)
         return self.style or found or PLAIN
@@ -280,8 +283,7 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     """What kernels of a configuration are for that many rows and keys of a sequence."""
     if config.packed:
         return config
-    special = config.deterministic or config.window is not None or config.softcap
-    if keys >= LONG_KEYS and config.group == 1 and not special and config.style is None:
+    if keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
     whole = not config.long and keys % config.tile[1] == 0
     # At other head sizes a list takes registers that loops then spill, and a counter does not.
@@ -289,12 +291,23 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     return replace(config, whole_keys=whole, listed=listed, band=_band(config, rows))
 
 
-def packed_for(config: BackwardConfig, rows: int, kv_heads: int, sms: int) -> BackwardConfig:
-    """What kernels of packed sequences of so many rows together are on a GPU of so many SMs."""
+def packed_for(
+    config: BackwardConfig, rows: int, kv_heads: int, sms: int, longest: int
+) -> BackwardConfig:
+    """What kernels of packed sequences of so many rows together, the longest of so many keys, are
+    on a GPU of so many SMs."""
     few = PACKED_ROWS // max(1, rows)  # heads of as many rows: fewer would not keep all SMs at work
     heads = max(PACKED_HEADS.get(config.depth, 1), min(MOST_HEADS, 1 << few.bit_length() >> 1))
     band = 0 if config.deterministic else math.gcd(kv_heads, heads)
+    if longest >= LONG_KEYS and config.causal and _plain(config):
+        config = replace(config, style=LONG_STYLES.get((config.depth, True)))
     return replace(config, band=band, sms=sms)
+
+
+def _plain(config: BackwardConfig) -> bool:
+    """Whether there is nothing about a configuration that its loop has another form for."""
+    special = config.deterministic or config.window is not None or config.softcap
+    return config.group == 1 and not special and config.style is None
 
 
 def _band(config: BackwardConfig, rows: int) -> int:
