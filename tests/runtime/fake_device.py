@@ -59,7 +59,7 @@ def workload(**kwargs: Any) -> Workload:
 
 def refused(call: str, name: str) -> CudaError:
     """A call the driver refuses, which leaves the context usable."""
-    return CudaError(call, name, "planted", fatal=False)
+    return CudaError(call, name, "planted")
 
 
 class FakeDevice:
@@ -84,9 +84,7 @@ class FakeDevice:
         try:
             module = json.loads(image)
         except ValueError:
-            raise CudaError(
-                "cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE", "no", fatal=False
-            ) from None
+            raise CudaError("cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE", "no") from None
         return {**module, "launches": 0}
 
     def unload(self, module: Any) -> None:
@@ -179,9 +177,7 @@ class FakeDevice:
         for base, block in self._memory.items():
             if base <= address and address + nbytes <= base + len(block):
                 return memoryview(block)[address - base : address - base + nbytes]
-        raise CudaError(
-            "cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", hex(address), fatal=True
-        )
+        raise CudaError("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", hex(address))
 
     def _kernel(self, module: dict[str, Any], slots: tuple[bytes, ...]) -> None:
         x, y = (int.from_bytes(slot, "little") for slot in slots[:2])

@@ -8,6 +8,40 @@ from typing import Any
 from warploom.errors import DeviceError
 from warploom.runtime.launch import Dim3
 
+# Calls whose refusal leaves the context usable: nothing ran.
+HARMLESS = {
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuFuncSetAttribute",
+    "cuMemAlloc",
+    "cuTensorMapEncodeTiled",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+}
+# Errors that stick to the context whichever call reports them (CUDA driver API, CUresult).
+LOST = {
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_UNKNOWN",
+}
+ADVICE = {
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin is for another architecture",
+    "CUDA_ERROR_INVALID_IMAGE": "not a cubin this driver can load",
+    "CUDA_ERROR_INVALID_SOURCE": "not a cubin this driver can load",
+    "CUDA_ERROR_NOT_FOUND": "no kernel of that name in the cubin",
+    "CUDA_ERROR_OUT_OF_MEMORY": "device memory is exhausted",
+    "CUDA_ERROR_INVALID_VALUE": "a size or address is out of range for this device",
+}
+
 
 class CudaError(DeviceError):
     """A driver call failed: which `call`, and the `name` of the CUDA error, for programs.
@@ -15,19 +49,13 @@ class CudaError(DeviceError):
     `fatal` means the context is lost: the process must be replaced.
     """
 
-    def __init__(self, call: str, name: str, detail: str, *, fatal: bool) -> None:
+    def __init__(self, call: str, name: str, detail: str) -> None:
         super().__init__(f"{call} failed: {name} ({detail})")
-        self.call = call
-        self.name = name
-        self.detail = detail
-        self.fatal = fatal
+        self.call, self.name, self.detail = call, name, detail
+        self.fatal = name in LOST or call not in HARMLESS
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.call, self.name, self.detail, self.fatal)
-
-
-def _rebuild(call: str, name: str, detail: str, fatal: bool) -> CudaError:
-    return CudaError(call, name, detail, fatal=fatal)
+        return CudaError, (self.call, self.name, self.detail)
 
 
 @dataclass(frozen=True)

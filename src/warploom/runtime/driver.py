@@ -18,7 +18,7 @@ from typing import Any
 from warploom.errors import DeviceError, InputError, ToolMissing
 from warploom.machine import largest
 from warploom.runtime.bindings import import_binding, one_line
-from warploom.runtime.device import CudaError, DeviceInfo, Shape
+from warploom.runtime.device import ADVICE, CudaError, DeviceInfo, Shape
 from warploom.runtime.launch import Params, TensorMap
 from warploom.tile.dtypes import MEMORY, dtype
 
@@ -32,40 +32,6 @@ DIRECT = {
 }
 DIRECT_VERSION = 13000  # of CUDA, whose form of a call is meant
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
-
-# Calls whose refusal leaves the context usable: nothing ran.
-_HARMLESS = {
-    "cuModuleLoadData",
-    "cuModuleGetFunction",
-    "cuFuncSetAttribute",
-    "cuMemAlloc",
-    "cuTensorMapEncodeTiled",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-}
-# Errors that stick to the context whichever call reports them (CUDA driver API, CUresult).
-_LOST = {
-    "CUDA_ERROR_ILLEGAL_ADDRESS",
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
-    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
-    "CUDA_ERROR_INVALID_PC",
-    "CUDA_ERROR_MISALIGNED_ADDRESS",
-    "CUDA_ERROR_HARDWARE_STACK_ERROR",
-    "CUDA_ERROR_LAUNCH_FAILED",
-    "CUDA_ERROR_LAUNCH_TIMEOUT",
-    "CUDA_ERROR_ASSERT",
-    "CUDA_ERROR_ECC_UNCORRECTABLE",
-    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
-    "CUDA_ERROR_UNKNOWN",
-}
-_ADVICE = {
-    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin is for another architecture",
-    "CUDA_ERROR_INVALID_IMAGE": "not a cubin this driver can load",
-    "CUDA_ERROR_INVALID_SOURCE": "not a cubin this driver can load",
-    "CUDA_ERROR_NOT_FOUND": "no kernel of that name in the cubin",
-    "CUDA_ERROR_OUT_OF_MEMORY": "device memory is exhausted",
-    "CUDA_ERROR_INVALID_VALUE": "a size or address is out of range for this device",
-}
 
 
 @dataclass(frozen=True)
@@ -133,13 +99,13 @@ def _check(driver: Any, call: str, result: tuple[Any, ...], subject: str = "") -
     if status == driver.CUresult.CUDA_SUCCESS:
         return result[1] if len(result) == 2 else result[1:]
     name = str(status.name)
-    detail = _ADVICE.get(name, "")
+    detail = ADVICE.get(name, "")
     if not detail:
         _, text = driver.cuGetErrorString(status)
         detail = text.decode() if isinstance(text, bytes) else str(text)
     if subject:
         detail = f"{subject}: {detail}"
-    raise CudaError(call, name, detail, fatal=name in _LOST or call not in _HARMLESS)
+    raise CudaError(call, name, detail)
 
 
 @cache
@@ -274,7 +240,7 @@ class Context:
         checked against it first; a bad one is refused as the driver refuses a bad image.
         """
         if trouble := _elf_trouble(image):
-            raise CudaError("cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE", trouble, fatal=False)
+            raise CudaError("cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE", trouble)
         buffer = ctypes.create_string_buffer(image, len(image) + 1)
         return Module(self._call("cuModuleLoadData", ctypes.addressof(buffer)), buffer)
 
