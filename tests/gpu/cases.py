@@ -368,12 +368,12 @@ def packed_gradients(name: str, part: str) -> Case:
     return cases[part]
 
 
-def convolution(config: ConvolutionConfig) -> Case:
-    """Long convolution of three sequences of two tiles of heads."""
+def convolution(config: ConvolutionConfig, batch: int = 3) -> Case:
+    """Long convolution of so many sequences of two tiles of heads."""
     made = import_module("tests.kernels.test_convolution")
     program = long_convolution(config)
     schedule = schedule_for(program, convolution_policy(config))
-    return Case(program, schedule, made.case(config)[0], bound=1e-3, family="convolution")
+    return Case(program, schedule, made.case(config, batch)[0], bound=1e-3, family="convolution")
 
 
 ROWS = {
@@ -580,7 +580,8 @@ CASES: dict[str, Callable[[], Case]] = {
         )
     },
     "convolution": lambda: convolution(ConvolutionConfig(1024, pairs=2)),
-    "convolution-around": lambda: convolution(ConvolutionConfig(4096, causal=False, pairs=2)),
+    # Of so many tasks that every group of a block has some.
+    "convolution-around": lambda: convolution(ConvolutionConfig(4096, False, pairs=1), 557),
     "convolution-blocks": lambda: convolution(ConvolutionConfig(pairs=1, blocks=True)),
 }  # fmt: skip
 # Gradients whose groups make dq in turn: who is done arrives and does not wait, from which
