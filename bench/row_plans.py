@@ -33,6 +33,7 @@ from warploom.runtime.kernel import Kernel
 ARCH = "sm_90a"
 ROUNDS, SECONDS = 7, 0.003  # of graphs of so many seconds
 SM_THREADS, SM_BYTES = 1536, 220 << 10  # at 40 registers of a thread; of shared memory
+LINE = 8  # elements of an access
 CLOSE = 0.005  # a plan that no row prefers by more than this is not kept
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "int32": "int32", "e4m3": "float8_e4m3fn"}
 OUTPUTS = ("y", "rstd", "mean", "lse", "summed", "scale")
@@ -68,7 +69,7 @@ def candidates(config: RowConfig) -> dict[str, RowPlan]:
         found += _held(width_of(config), 1) if loads < 4 else []
     for cluster in (1, 2, 4, 8):
         for threads in (128, 256, 512, 1024) if config.columns == width_of(config) else ():
-            each = config.columns // cluster // threads
+            each = -(-config.columns // (cluster * threads * LINE)) * LINE
             if config.op.endswith("norm_backward"):
                 found += _again(config.columns // cluster, threads, cluster, each)
             elif each in (32 // loads, 64 // loads):

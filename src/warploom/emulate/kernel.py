@@ -59,8 +59,10 @@ class Library:
         source = self.sources[number]
         values = in_memory(program, bind(program, arrays))
         dims = sizes(program, values)
+        pairs = {p["array"] for p in source.parameters if p.get("interleaved")}
         memory = {
-            spec.name: _Guarded(values[spec.name], spec.dtype.name) for spec in program.arrays
+            spec.name: _Guarded(values[spec.name], spec.dtype.name, 1 + (spec.name in pairs))
+            for spec in program.arrays
         }
         counter = ctypes.c_uint(0)
         packed = [_parameter(p, memory, dims, scalars or {}, counter) for p in source.parameters]
@@ -91,23 +93,24 @@ def _entry(source: CudaSource, number: int) -> str:
 
 
 class _Guarded:
-    """An array in memory as a kernel takes it."""
+    """An array in memory as a kernel takes it; `inner` dimensions have no room between them."""
 
-    def __init__(self, values: NDArray[Any], kind: str) -> None:
+    def __init__(self, values: NDArray[Any], kind: str, inner: int = 1) -> None:
         self.kind = kind
         codes = _codes(values, kind)
         self.element = codes.itemsize
-        inner = codes.shape[-1] * self.element
-        pitch = -(-inner // 16) * 16 if codes.ndim > 1 else inner
-        rows = int(np.prod(codes.shape[:-1], dtype=int))
+        line = int(np.prod(codes.shape[-inner:], dtype=int)) * self.element
+        pitch = -(-line // 16) * 16 if codes.ndim > inner else line
+        rows = int(np.prod(codes.shape[:-inner], dtype=int))
         self.raw = np.full(rows * pitch + 2 * GUARD + 16, POISON, np.uint8)
         self.start = GUARD + -(self.raw.ctypes.data + GUARD) % 16
         self.shape = codes.shape
-        strides: list[int] = [self.element]
-        step = pitch
-        for extent in reversed(codes.shape[:-1]):
+        strides: list[int] = []
+        step = self.element
+        for dim in reversed(range(codes.ndim)):
+            step = pitch if dim == codes.ndim - inner - 1 else step
             strides.insert(0, step)
-            step *= max(extent, 1)
+            step *= max(codes.shape[dim], 1)
         self.strides = tuple(strides)
         self.array: NDArray[Any] = np.ndarray(
             codes.shape, codes.dtype, self.raw.data, self.start, self.strides

@@ -258,10 +258,15 @@ def _rotate(config: RowConfig, y: Any, x: Any, cos: Any, sin: Any, *_: bool) -> 
     """Launch a rotation, from the rows x to y, or without y in their place."""
     if x.numel() == 0:
         return
+    lines = _aligned(x)
+    if y is None and lines is not x:
+        _rotate(config, None, lines, cos, sin)
+        x.copy_(lines)
+        return
     if y is None:
         config, rows = replace(config, options=config.options | {"place"}), {"x": x}
     else:
-        rows = {"x": _aligned(x), "y": y}
+        rows = {"x": lines, "y": y}
     kernel = _kernel(config, x)[0]
     pairs = (config.columns // 2, 2) if "pairs" in config.options else (config.columns,)
     arrays = {name: one.view(*one.shape[:-1], *pairs) for name, one in rows.items()}

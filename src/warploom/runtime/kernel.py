@@ -291,8 +291,17 @@ class Kernel:
                 raise InputError(f"array {name} is read-only, the kernel writes to it")
             if p["kind"] == "map" or p.get("aligned"):
                 check_copies(of, name, "TMA" if p["kind"] == "map" else "copies of 16 B")
-            line = p.get("line", 1)
-            steps = [s for s, n in zip(of.strides[:-1], of.shape[:-1], strict=True) if n > 1]
+            line, inner = p.get("line", 1), 1
+            if p.get("interleaved"):
+                inner = 2
+                if of.shape[-1] != 2 or tuple(of.strides[-2:]) != (2, 1):
+                    raise InputError(
+                        f"array {name} is {list(of.shape)} with strides {list(of.strides)}: "
+                        "expected two neighbours in its last dimension, and no room between pairs"
+                    )
+            steps = [
+                s for s, n in zip(of.strides[:-inner], of.shape[:-inner], strict=True) if n > 1
+            ]
             if of.address % line or any(s * dtype(of.dtype).bytes % line for s in steps):
                 raise InputError(
                     f"array {name} at {of.address:#x} with strides {list(of.strides)}: expected "

@@ -14,6 +14,7 @@ from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.simt.ahead import Ahead, ahead, line_bytes
 from warploom.codegen.simt.exchanges import cluster_room, needs_one_block, shared_bytes
 from warploom.codegen.simt.forms import COL, TILE, Layout, check_registers, forms_of
+from warploom.codegen.simt.interleaved import Pair, interleaved
 from warploom.codegen.simt.picks import Pick, picks
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.codegen.simt.weighted import WeightedSums, weighted_sums
@@ -48,6 +49,7 @@ class SimtFacts:
     blocks_of_words random bits whose blocks a thread has whole
     early           loads that begin with a block's one task, and stay where they are written
     once            loads of what no other task has, which pass by L1
+    interleaved     loads and stores of neighbours, by op (`simt.interleaved`)
     stored_only     variables that only stores read, which round them
     stored, loaded  arrays that are written and read: what other threads of the block stored is read
                     only after all of them did
@@ -66,6 +68,7 @@ class SimtFacts:
     blocks_of_words: frozenset[int]
     early: frozenset[int]
     once: frozenset[int]
+    interleaved: Mapping[int, Pair]
     stored_only: frozenset[str]
     stored: frozenset[str]
     loaded: frozenset[str]
@@ -97,12 +100,14 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     stored = frozenset(op.array.name for op in program.ops() if op.array and op.kind in STORES)
     loaded = frozenset(op.array.name for op in program.ops() if op.array and op.kind == "load")
     used = stored | loaded | {one.array.name for one in program.every_read()}
-    parameters = _parameters(program, layout, forms, used)
+    first = early.first if _one_task(program, schedule) else frozenset[int]()
+    beside = interleaved(program, layout, forms)
+    parameters = _parameters(program, layout, forms, used, beside)
     found, idle = picks(program, forms, schedule.cluster)
     return SimtFacts(
         layout, forms, tuple(parameters), shared, cluster_at if room else None, rings, early,
         found, idle, weighted, _blocks_of_words(program, layout, forms),
-        early.first if _one_task(program, schedule) else frozenset(), _once(program, forms),
+        first, _once(program, forms), beside,
         _stored_only(program), stored, loaded,
     )  # fmt: skip
 
@@ -117,7 +122,11 @@ def _early_registers(schedule: SimtSchedule, arch: str) -> int:
 
 
 def _parameters(
-    program: Program, layout: Layout, forms: Mapping[str, str], used: Collection[str]
+    program: Program,
+    layout: Layout,
+    forms: Mapping[str, str],
+    used: Collection[str],
+    beside: Mapping[int, Pair],
 ) -> list[dict[str, Any]]:
     """The kernel's parameters; where it is promised lines, with what they must be multiples of."""
     found = [
@@ -132,7 +141,10 @@ def _parameters(
         if op.array is None or var is None or op.kind == "store_add":
             continue
         line = line_bytes(op, layout, forms[var.name])
-        vector, last = line // op.array.dtype.bytes, op.spans[-1]
+        vector, last, dim = line // op.array.dtype.bytes, op.spans[-1], op.array.dims[-1]
+        if op.id in beside:
+            vector, last, dim = layout.schedule.vector, op.spans[-2], op.array.dims[-2]
+            line = 2 * vector * op.array.dtype.bytes
         if vector == 1:
             continue
         if multiple_of(last.start) % vector or last.stop is not None:
@@ -140,10 +152,12 @@ def _parameters(
                 f"{op.where}: {op.kind} from {last.start}, where lines begin at multiples of "
                 f"{vector}; leave out aligned=True"
             )
-        dims[op.array.dims[-1]] = max(vector, dims.get(op.array.dims[-1], 1))
+        dims[dim] = max(vector, dims.get(dim, 1))
         for one in found:
             if one["array"] == op.array.name:
                 one["line"] = max(line, int(one.get("line", 1)))
+                if op.id in beside:
+                    one["interleaved"] = True
     found += [
         {"kind": "dim", "name": dim} | ({"multiple": dims[dim]} if dim in dims else {})
         for dim in program.dims

@@ -157,6 +157,11 @@ def launch_of(interface: Interface) -> dict[str, Any]:
 
 
 def _parameter(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("interleaved"):
+        raise InputError(
+            f"array {given['array']} of pairs: launchers do not check that neighbours have no room "
+            "between them; build with a schedule that is not aligned"
+        )
     kept = {"kind": given["kind"]} | {
         name: given[name] for name in ("array", "name", "dim") if name in given
     }

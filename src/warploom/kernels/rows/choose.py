@@ -83,10 +83,10 @@ def _rotary(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
     pairs = "pairs" in config.options
     config = replace(config, rows=ROTATED * (2 if pairs else 1))
     schedule = simt(program := rotary(config))
-    if pairs:
-        # Neighbours in memory are not neighbours in a tile: what one load leaves, the next one has.
-        lanes = min(THREADS, schedule.lanes * schedule.vector)
-        schedule = replace(schedule, lanes=lanes, vector=1)
+    if pairs:  # a line has both of each
+        vector = max(1, schedule.vector // 2)
+        lanes = min(THREADS, schedule.lanes * schedule.vector // vector)
+        schedule = replace(schedule, lanes=lanes, vector=vector)
     return program, replace(schedule, aligned=schedule.vector > 1), config.rows
 
 

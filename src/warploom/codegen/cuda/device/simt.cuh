@@ -82,6 +82,14 @@ template <int kCount, class X, class T> DEVICE void values_of(X* x, const Line<T
   for (int h = 0; h < kCount; ++h) x[h] = value_of(line.get(h));
 }
 
+//@ values_of_part
+// Of a line of pairs the elements that are first in theirs, or second.
+template <int kPart, int kCount, class X, class T>
+DEVICE void values_of_part(X* x, const Line<T, kCount>& line) {
+#pragma unroll
+  for (int h = 0; h < kCount / 2; ++h) x[h] = value_of(line.get(2 * h + kPart));
+}
+
 //@ line_of
 // Values rounded to a line; two at a time where the type is narrow.
 template <int kCount, class X, class T> DEVICE void line_of(Line<T, kCount>& line, const X* x) {
@@ -246,6 +254,15 @@ DEVICE void write_whole(const X* x, T* line, int place, int length, bool inside)
   line_of(y, x);
   if (inside && unsigned(place) < unsigned(length))
     copy_bytes<kCount * int(sizeof(T))>(line + place, y.words);
+}
+
+//@ write_pairs
+template <int kCount, class X, class T>
+DEVICE void write_pairs(const X* a, const X* b, T* line, int place, int length, bool inside) {
+  X both[2 * kCount];
+#pragma unroll
+  for (int h = 0; h < kCount; ++h) both[2 * h] = a[h], both[2 * h + 1] = b[h];
+  write_whole<2 * kCount>(both, line, place, length, inside);
 }
 
 //@ write_any

@@ -20,7 +20,7 @@ from warploom.codegen.cuda.simt.emit_ahead import (
     ring_lines,
 )
 from warploom.codegen.cuda.simt.emit_map import NAMES, expression
-from warploom.codegen.cuda.simt.emit_memory import Access, unroll
+from warploom.codegen.cuda.simt.emit_memory import Access, PairAccess, unroll
 from warploom.codegen.cuda.simt.frame import framed
 from warploom.codegen.cuda.tasks import (
     count_lines,
@@ -297,7 +297,17 @@ class _Printer:
         """The name of what a load reads, as it is in memory."""
         return f"lines{op.id}_at"
 
+    def _pair_access(self, op: Op) -> PairAccess:
+        var = op.srcs[0] if op.dst is None else op.dst
+        return PairAccess(self.layout, op, var.type, self._form(var))
+
     def _fetch(self, op: Op) -> list[str]:
+        if pair := self.facts.interleaved.get(op.id):
+            if op.id != pair[0].id:
+                return []
+            both, name = self._pair_access(op), self._lines(op)
+            here = op.array is not None and op.array.name in self.facts.stored
+            return [both.declared(name), *both.pair_lines(name, here)]
         access, name = self._access(op), self._lines(op)
         early, once = op.id in self.facts.early, op.id in self.facts.once
         return [access.declared(name), *access.load_lines(name, early, once)]
@@ -468,6 +478,10 @@ class _Printer:
 
     def _load(self, op: Op) -> list[str]:
         assert op.dst is not None and op.array is not None
+        if pair := self.facts.interleaved.get(op.id):
+            part, name = int(op.id == pair[1].id), self._lines(pair[0])
+            values = self._pair_access(op).part_lines(name, c_name(op.dst.name), part)
+            return values if op.id in self.facts.ahead.first else [*self._fetch(op), *values]
         values = self._access(op).value_lines(self._lines(op), c_name(op.dst.name))
         ahead = self.facts.ahead
         if op.id in ahead.next:
@@ -484,7 +498,13 @@ class _Printer:
 
     def _store(self, op: Op) -> list[str]:
         assert op.array is not None
-        lines = self._access(op).store_lines(c_name(op.srcs[0].name))
+        if pair := self.facts.interleaved.get(op.id):
+            if op.id == pair[0].id:
+                return []  # written with the other one
+            names = [c_name(one.srcs[0].name) for one in pair]
+            lines = self._pair_access(pair[0]).store_pair_lines(names[0], names[1])
+        else:
+            lines = self._access(op).store_lines(c_name(op.srcs[0].name))
         return ["__syncthreads();", *lines] if op.array.name in self.facts.loaded else lines
 
 

@@ -283,6 +283,36 @@ class Access:
         return f"{number[self.form]} * {pieces}"
 
 
+class PairAccess(Access):
+    """The code of two loads, or stores, of neighbours (`simt.interleaved`): of lines of both."""
+
+    def __init__(self, layout: Layout, op: Op, kind: TileType, form: str) -> None:
+        super().__init__(layout, op, kind, form)
+        assert op.array is not None
+        whole = 2 * self.vector * op.array.dtype.bytes % WIDEST_BYTES == 0
+        self.last = layout.schedule.evict_last and whole
+        self.type = f"{self.element}, {2 * self.vector}"
+        self.first, self.length, self.step = f"2 * ({self.first})", f"2 * ({self.length})", ""
+
+    def pair_lines(self, name: str, here: bool) -> list[str]:
+        """Lines `name` of both from memory; `here`: the kernel writes there, too."""
+        reading = "read_last" if self.last and not here else "read_early<false>"
+        reading = "read_early<false, true>" if here else reading
+        where = f"{self.line} + {self.first}, {self.first}, {self.length}"
+        return self.each(f"{reading}({name}{self.at}, {where}, {self.inside()}, {self.edge()});")
+
+    def part_lines(self, name: str, into: str, part: int) -> list[str]:
+        """The tile `into` from lines of both."""
+        return self.each(f"values_of_part<{part}>({self.values(into)}, {name}{self.at});")
+
+    def store_pair_lines(self, first: str, second: str) -> list[str]:
+        """Both tiles to memory; what several threads hold is written by one."""
+        one_row = self.form == COL and self.layout.schedule.rows > 1
+        where = self.places("whole", *(["thread_row == 0"] if one_row else []))
+        both = f"{self.values(first)}, {self.values(second)}"
+        return self.each(f"write_pairs<{self.vector}>({both}, {where});")
+
+
 def pointer_type(name: str, written: bool) -> str:
     """The C type of an array parameter."""
     return f"{'' if written else 'const '}{memory_type(dtype(name))}* __restrict__"
