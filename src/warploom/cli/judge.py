@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from warploom.cli.options import Json, Seed
-from warploom.errors import InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
 
 GPU = "h200"
@@ -61,4 +61,5 @@ def judge(
     if html is not None:
         write_text_atomically(html, verdict.to_html())
         print(f"wrote {html}", file=sys.stderr)
-    verdict.require()
+    if not verdict.passed:
+        raise CheckFailed(f"{candidate} is refused: {', '.join(verdict.checks)}")

@@ -107,6 +107,11 @@ class Verdict:
         return self
 
     @property
+    def called(self) -> str:
+        """How many calls, in words."""
+        return f"{self.calls} call{'' if self.calls == 1 else 's'}"
+
+    @property
     def place_named(self) -> str:
         """Where it was called, in words."""
         return "an emulated Hopper" if self.place == "emulated" else f"the {self.place.upper()}"
@@ -137,6 +142,6 @@ class Verdict:
             lines.append(f"  {name}: relative error {error:.2e}, allowed {bound:.1e}")
         lines += [f"  {one}" for one in (*self.timed, *self.notes)]
         lines.append(
-            f"  {self.calls} calls on {self.place_named}, seed {self.seed}, {self.seconds:.1f} s"
+            f"  {self.called} on {self.place_named}, seed {self.seed}, {self.seconds:.1f} s"
         )
         return "\n".join(lines)
