@@ -42,7 +42,7 @@ from warploom.kernels.attention.backward_config import (
     packed_for,
 )
 from warploom.kernels.attention.gradients import kernel, parts
-from warploom.kernels.attention.shares import key_tasks
+from warploom.kernels.attention.shares import lists_of_tasks
 
 CLAIM = "attention-backward"
 ORDER = ("q", "k", "v", "do")
@@ -142,7 +142,7 @@ def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
     band = 0 if config.listed else config.band  # kernels of listed tasks are the same for all
-    kind = f"{config.deterministic} {config.listed} {band} {config.packed}"
+    kind = f"{config.deterministic} {config.begun} {config.listed} {band} {config.packed}"
     style = "".join(str(int(x)) for x in config.written)  # tiles and layouts of all parts follow it
     name = f"d{config.head_dim} {mask} {config.group} {config.window} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
@@ -153,7 +153,8 @@ def own_config(case: Case, style: Style | None = None) -> BackwardConfig:
     config, (_, heads, rows, _) = replace(case.config, style=style), case.shape
     if config.packed:
         return packed_for(config, rows, heads // config.group, config.sms, max(case.lengths))
-    return fitted(config, rows, rows)
+    batch = case.shape[0]
+    return fitted(config, rows, rows, batch * heads // config.group)
 
 
 def configs(case: Case) -> dict[str, BackwardConfig]:
@@ -218,14 +219,15 @@ def own_call(
     if config.sums:
         room = config.sums_shape(data["lse"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
-    if config.deterministic and config.sums:
+    if config.counted:
         turns = config.turns_shape(data["lse"].shape)
-        arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
+        arrays["turns"] = torch.empty(turns, dtype=torch.int32, device=device)
     if config.listed:
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
-        batch, kv_heads, keys = data["k"].shape[:3]
-        table = key_tasks(config, batch, kv_heads, rows, keys, sms)
-        arrays["key_tasks"] = torch.from_numpy(table).to(device)
+        tables = lists_of_tasks(config, *data["k"].shape[:2], rows, data["k"].shape[2])
+        arrays |= {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
+    if config.cut:
+        batch, heads, keys = data["k"].shape[:3]
+        arrays["piece_sums"] = torch.empty(config.pieces_shape(batch * heads, keys), device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {
         part: {spec.name: arrays[spec.name] for spec in one.source.arrays}
@@ -234,8 +236,8 @@ def own_call(
 
     def call() -> Any:
         stream = torch.cuda.current_stream().cuda_stream
-        if "turns" in arrays:
-            arrays["turns"].zero_()
+        if config.cut:
+            arrays["piece_sums"].zero_()
         for part, one in loaded.items():
             one(given[part], stream=stream)
         return tuple(arrays[f"d{name}"] for name in "qkv")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.codegen.compile.build import Built, build
-from warploom.integrations.torch_attention_packed import lists, room_between, turns_shape
+from warploom.integrations.torch_attention_packed import lists, room_between
 from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.tasks import TileListConfig, tile_list, tile_list_schedule
 from warploom.runtime.kernel import Kernel
@@ -74,16 +74,11 @@ def own_call(
     heads, keys = q.shape[1], len(data["k"])
     room = room_between(config, heads, len(q), keys, sequences)
     kept = room.views(room.made(q.device)) | {"row_ends": bounds, "key_ends": bounds}
-    if config.deterministic:
-        turns = turns_shape(config, heads, len(q), sequences)
-        kept["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
     grads = {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     named = {name: data[name] for name in ("q", "k", "v", "o", "do", "lse")}
 
     def call() -> Any:
         stream = torch.cuda.current_stream().cuda_stream
-        if "turns" in kept:
-            kept["turns"].zero_()
         arrays = {**named, **grads, **kept}
         for kernel in (*made, *loaded.values()):
             names = (spec.name for spec in kernel.interface.arrays)

@@ -1,5 +1,6 @@
 """Small inputs of attention backward, and what float64 makes of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 from warploom.kernels.attention.backward import LOG2E
 from warploom.kernels.attention.backward_config import BackwardConfig
-from warploom.kernels.attention.shares import key_tasks
+from warploom.kernels.attention.shares import lists_of_tasks
 
 Values = dict[str, NDArray[Any]]
 SMS = 2  # that lists of tasks are made for
@@ -76,8 +77,13 @@ def backward_case(
         values |= {x: np.pad(values[x], ((0, 0), (0, 0), (0, more))) for x in ("base", "delta")}
     if not config.long:
         values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
-        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
+        nothing = np.nan if config.begun else 0.0  # what begins with a store has no zeros
+        values["dq_sum"] = np.full(config.sums_shape(shapes["q"][:3]), nothing, np.float32)
     if config.listed:
-        values["key_tasks"] = key_tasks(config, *shapes["k"][:2], rows, keys, SMS)
+        own = replace(config, sms=SMS)
+        values |= lists_of_tasks(own, *shapes["k"][:2], rows, keys)
+    if config.cut:
+        lead = shapes["k"][0] * shapes["k"][1]
+        values["piece_sums"] = np.zeros(own.pieces_shape(lead, keys), np.float32)
     values |= {f"d{name}": np.full(shapes[name], np.nan, np.float32) for name in "kv"}
     return values, want

@@ -302,7 +302,10 @@ FORMS: list[tuple[str, Make]] = [
             f"{call.ops[2].value(TYPES[call.groups[0]])})"
         ),
     ),
-    (r"red(?:\.relaxed)?(?:\.gpu)?\.global\.add(?:\.noftz)?\.(bf16|f16|f32|u32|s32)", _add_global),
+    (
+        r"red(?:\.relaxed|\.release)?(?:\.gpu)?\.global\.add(?:\.noftz)?\.(bf16|f16|f32|u32|s32)",
+        _add_global,
+    ),
     (
         r"mapa(?:\.shared::cluster)?\.u32",
         lambda call: call.ops[0].set(f"machine::map_to({call.u32(1)}, {call.u32(2)})"),

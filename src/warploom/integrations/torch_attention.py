@@ -31,7 +31,7 @@ from warploom.integrations.torch_program import (
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.kernels.attention.program import refuse_scale
-from warploom.kernels.attention.shares import key_tasks
+from warploom.kernels.attention.shares import lists_of_tasks
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -80,9 +80,10 @@ def config_of(q: Any, k: Any, v: Any, **options: Any) -> BackwardConfig:
         head_dim=q.shape[3],
         group=q.shape[1] // k.shape[1],
         value_dim=value_dim(q, v),
+        sms=multiprocessors(q.device.index),
         **options,
     )
-    return fitted(config, q.shape[2], k.shape[2])
+    return fitted(config, q.shape[2], k.shape[2], k.shape[0] * k.shape[1])
 
 
 def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
@@ -108,28 +109,30 @@ def kernels_of(config: BackwardConfig) -> dict[str, Chosen]:
     return {part: ((config, part), partial(_build, config, part)) for part in parts(config)}
 
 
-def room_of(config: BackwardConfig, lse: tuple[int, ...]) -> Room:
-    """What the kernels leave one another for lse of that shape: two vectors and dq's sums."""
+def room_of(config: BackwardConfig, lse: tuple[int, ...], heads: int, keys: int) -> Room:
+    """What the kernels leave one another for lse of that shape and so many key heads of keys: two
+    vectors and dq's sums, with the counters of those who add to them, and the sums of pieces."""
     vectors, sums = tuple(config.vectors_shape(lse)), config.sums
     used = vectors[-1] if sums else lse[-1]
     found = [("base", "fp32", vectors, used), ("delta", "fp32", vectors, used)]
     if sums:
         shape = tuple(config.sums_shape(lse))
         found.append(("dq_sum", "fp32", shape, shape[-1]))
+    if config.counted:
+        shape = tuple(config.turns_shape(lse))
+        found.append(("turns", "int32", shape, shape[-1]))
+    if config.cut:
+        shape = tuple(config.pieces_shape(heads, keys))
+        found.append(("piece_sums", "fp32", shape, shape[-1]))
     return Room(tuple(found))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call launches.
-
-    turns   the shape of the counters of turns, which begin at 0
-    tasks   gives the list of tasks
-    """
+    """What a call launches; `tasks` gives the lists of tasks."""
 
     config: BackwardConfig
     launches: Launches
-    turns: tuple[int, ...] | None
     tasks: Callable[[], dict[str, Any]]
 
 
@@ -150,16 +153,14 @@ def _plan(*args: Any) -> Plan:
                 f"attention_backward of q {shape} for the first time while a graph is captured: "
                 "call it once before, so that its list of tasks is on the GPU"
             )
-        sms = multiprocessors(device.index)
-        table = key_tasks(config, batch, kv_heads, rows, keys, sms)
-        return {"key_tasks": torch.from_numpy(table).to(device)}
+        made = lists_of_tasks(config, batch, kv_heads, rows, keys)
+        return {name: torch.from_numpy(table).to(device) for name, table in made.items()}
 
     # Kernels of listed tasks are the same for all bands.
     alike = replace(config, band=0) if config.listed else config
-    room = partial(room_of, config, tuple(lse.shape))
+    room = partial(room_of, config, tuple(lse.shape), batch * kv_heads, keys)
     launches = Launches(partial(kernels_of, alike), room, ("do",))
-    turns = config.turns_shape(lse.shape) if config.sums and config.deterministic else None
-    return Plan(config, launches, turns, tasks)
+    return Plan(config, launches, tasks)
 
 
 def _form(*args: Any) -> tuple[Any, ...]:
@@ -180,15 +181,16 @@ def _fill(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
         return
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, **plan.tasks()}
-    if plan.turns is not None:
-        arrays["turns"] = torch.zeros(plan.turns, dtype=torch.int32, device=q.device)
-    if grad_lse is None:
+    if grad_lse is None and not plan.config.cut:
         plan.launches(arrays)
         return
 
-    # Scores change lse by the weights, and out by the weights times grad v less delta.
     def prepared(room: Mapping[str, Any]) -> None:
-        subtract(room["delta"], grad_lse, plan.config.fragments)
+        if plan.config.cut:
+            room["piece_sums"].zero_()
+        # Scores change lse by the weights, and out by the weights times grad v less delta.
+        if grad_lse is not None:
+            subtract(room["delta"], grad_lse, plan.config.fragments)
 
     plan.launches(arrays, {"prepare": prepared})
 

@@ -10,7 +10,6 @@ call waits for it. The forward kernel is `kernels.attention.program`, the gradie
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -156,15 +155,7 @@ def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options:
     (launches if k.numel() else launches.unbound)(arrays)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a backward pass launches; `turns`: the shape of counters, which begin at 0."""
-
-    launches: Launches
-    turns: tuple[int, ...] | None
-
-
-def _backward_plan(*args: Any) -> Plan:
+def _backward_plan(*args: Any) -> Launches:
     grad, q, k, v, out, _, *options = args
     longest, causal, window, scale, deterministic, softcap = options[3:]
     _check(q, k, v, *options)
@@ -188,8 +179,7 @@ def _backward_plan(*args: Any) -> Plan:
     config = packed_for(config, len(q), k.shape[1], sms, longest)
     sequences = len(options[0]) - 1
     room = partial(room_between, config, q.shape[1], len(q), len(k), sequences)
-    turns = turns_shape(config, q.shape[1], len(q), sequences) if config.deterministic else None
-    return Plan(Launches(partial(_kernels, config, sequences), room, ("do",)), turns)
+    return Launches(partial(_kernels, config, sequences), room, ("do",))
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
@@ -222,15 +212,15 @@ def room_between(config: BackwardConfig, heads: int, rows: int, keys: int, seque
         key_tiles = -(-rounds * config.sms // band)
     vectors = (heads, config.places(rows, sequences))
     shapes = {"base": vectors, "delta": vectors, "dq_sum": tuple(config.sums_shape(vectors))}
-    tiles = {"row_tiles": (row_tiles, TILE_FIELDS), "key_tiles": (key_tiles, TILE_FIELDS)}
+    tiles: dict[str, tuple[int, ...]] = {
+        "row_tiles": (row_tiles, TILE_FIELDS),
+        "key_tiles": (key_tiles, TILE_FIELDS),
+    }
     every = [(name, "fp32", shape) for name, shape in shapes.items()]
+    if config.counted:
+        tiles["turns"] = tuple(config.turns_shape(vectors))
     every += [(name, "int32", shape) for name, shape in tiles.items()]
     return Room(tuple((name, kind, shape, shape[-1]) for name, kind, shape in every))
-
-
-def turns_shape(config: BackwardConfig, heads: int, rows: int, sequences: int) -> tuple[int, ...]:
-    """The shape of the counters of turns."""
-    return tuple(config.turns_shape((heads, config.places(rows, sequences))))
 
 
 def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
@@ -244,7 +234,7 @@ def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
     )
 
 
-def _backward(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
+def _backward(launches: Launches, made: tuple[Any, ...], *args: Any) -> None:
     grad, q, k, v, out, lse, cu_q, cu_k, *_ = args
     dq, dk, dv = made
     if q.numel() == 0 or k.numel() == 0:
@@ -254,9 +244,7 @@ def _backward(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}
-    if plan.turns is not None:
-        arrays["turns"] = torch.zeros(plan.turns, dtype=torch.int32, device=q.device)
-    plan.launches(arrays)
+    launches(arrays)
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -82,19 +82,26 @@ def load(source: Array, *where: Place, edge: float = 0.0) -> Tile:
     return emit("load", kind, (), stem=f"{source.name}_t", array=source, spans=spans, value=edge)
 
 
+Turned = tuple[Array, Sequence[IndexLike], IndexLike]  # of a store: counts, a place and a number
+
+
 def store(
     target: Array,
     *where: Span | IndexLike,
     tile: Tile,
     add: bool = False,
-    turn: tuple[Array, Sequence[IndexLike], IndexLike] | None = None,
+    turn: Turned | None = None,
+    opened: Turned | None = None,
 ) -> None:
     """Write (or add) a tile to a range of an array; elements outside of the array are dropped.
 
     What tasks add to one place adds up in any order, unless each says which its `turn` is:
     `turn=(counts, (i, j), n)` adds when `counts[i, j]`, an int32 array of zeros, says that n have,
     and counts. All that add to a place have the turns 0, 1, 2, ... there, each in a task that comes
-    behind those of the turns before it.
+    behind those of the turns before it. The first writes, so that the place needs no zeros.
+
+    `opened=(counts, (i, j), n)` is the same of sums in any order: the store whose n is 0 writes,
+    and those whose n is 1 add once it has.
     """
     spans = _spans(target, where)
     a_tile(tile, "store")
@@ -102,19 +109,24 @@ def store(
     if not isinstance(given, bool):
         raise refuse(f"store add={shown(given)}: expected True or False")
     kind = "store_add" if add else "store"
-    current().append(kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn))
+    current().append(
+        kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn, opened)
+    )
 
 
-def _turn(add: bool, given: tuple[Array, Sequence[IndexLike], IndexLike] | None) -> Turn | None:
+def _turn(add: bool, turn: Turned | None, opened: Turned | None) -> Turn | None:
+    if turn is not None and opened is not None:
+        raise refuse("store turn=..., opened=...: expected one order of sums or any")
+    given, name = (turn, "turn") if opened is None else (opened, "opened")
     if given is None:
         return None
     counts, at, number = given
     if not add or counts.dtype != INT32 or len(at) != len(counts.dims):
         raise refuse(
-            f"store turn={len(at)} indices of {counts}: expected add=True, an int32 array and an "
+            f"store {name}={len(at)} indices of {counts}: expected add=True, an int32 array and an "
             "index for each of its dimensions"
         )
-    return Turn(counts, tuple(map(as_index, at)), as_index(number))
+    return Turn(counts, tuple(map(as_index, at)), as_index(number), opened is not None)
 
 
 def zeros(dtype: DType = FP32, **axes: int) -> Tile:

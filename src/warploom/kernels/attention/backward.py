@@ -22,6 +22,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig
 from warploom.tile import (
     FP32,
+    INT32,
     Array,
     Index,
     Program,
@@ -47,6 +48,8 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
+PART_KEYS = 16  # of a task of `settle`
+PIECE_FIELDS = 6  # numbers of an entry of a list of pieces
 At = tuple[Span | Index, ...]  # a place in an array
 
 
@@ -98,15 +101,23 @@ class Sequence:
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    sums = " dq_sum turns" if chosen.deterministic else " dq_sum"
+    sums = " dq_sum turns" if chosen.counted else " dq_sum"
     arrays = chosen.arrays(f"q do k v dk dv base delta{sums}{chosen.tables('keys')}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
+
+
+def tail(config: BackwardConfig) -> Program:
+    """The same for pieces of tasks, which add to what `settle` makes the gradients of."""
+    arrays = config.arrays("q do k v piece_sums base delta dq_sum key_pieces")
+    return trace(_backward, arrays, name="attention_backward_tail", config=config)
 
 
 def prepare(config: BackwardConfig) -> Program:
     """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
     arrays = config.arrays(f"o do lse base delta{config.tables('rows')}")
-    if config.sums:
+    if config.counted:
+        arrays |= config.arrays("turns")
+    if config.sums and not config.begun:
         arrays |= {"dq_sum": config.arrays("none")["none"]}  # zeros have no order
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
@@ -115,6 +126,25 @@ def finish(config: BackwardConfig) -> Program:
     """The gradients of the queries from their sums."""
     arrays = config.arrays(f"dq_sum dq{config.tables('rows')}")
     return trace(_finish, arrays, name="attention_backward_finish", config=config)
+
+
+def settle(config: BackwardConfig) -> Program:
+    """The gradients of tiles of keys whose tasks were cut, from the sums of the pieces."""
+    arrays = config.arrays("piece_sums dk dv cut_tiles")
+    return trace(_settle, arrays, name="attention_backward_settle", config=config)
+
+
+def _settle(
+    config: BackwardConfig, piece_sums: Array, dk: Array, dv: Array, cut_tiles: Array
+) -> None:
+    count, keys, d = PART_KEYS, config.tile[1], span(0, config.depth, "d")
+    slot, part = grid(slots=size("slots"), parts=keys // count)
+    batch, head, j = (read(cut_tiles, slot, n) for n in range(3))
+    own = Sequence(size("keys"), size("keys"), (batch,))
+    at = own.key_block(head, j * keys + part * count, count, d, put=True)
+    for which, (to, factor) in enumerate(((dk, config.factor), (dv, 1.0))):
+        sums = load(piece_sums, which, slot, span(part * count, count, "keys"), d)
+        store(to, *at, tile=(sums * factor).cast(config.dtype))
 
 
 def _task(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Sequence, Index, Index]:
@@ -150,7 +180,12 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Ar
     kept = sequence.kept_numbers(config, head, i * count, count)
     store(rest["base"], *kept, tile=base)
     store(rest["delta"], *kept, tile=delta)
-    if not config.sums:
+    if config.counted:
+        share = config.tile[0] // count  # tasks of a block, of which the first counts none
+        beyond = i % share * cdiv(sequence.rows, config.tile[0])
+        *lead, block = sequence.block(head, i // share)
+        store(rest["turns"], *lead, span(block + beyond, 1, "one"), tile=zeros(INT32, one=1))
+    if not config.sums or config.begun:
         return
     if config.transposed:
         none = zeros(e=config.depth, rows=count)
@@ -221,26 +256,44 @@ def dealt(config: BackwardConfig, number: Index, turn: Index, sm: Index) -> tupl
     return number * band + at % band, at // band
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Some iterations of a tile's task: the place of its sums, the first of them and how many."""
+
+    slot: Index
+    first: Index
+    count: Index
+
+    @classmethod
+    def listed(cls, pieces: Array) -> tuple[Sequence, Index, Index, Piece]:
+        """That of a task: (sequence, key head, tile, piece)."""
+        (task,) = grid(tasks=size("tasks"))
+        batch, head, j, *rest = (read(pieces, task, n) for n in range(PIECE_FIELDS))
+        return Sequence(size("rows"), size("keys"), (batch,)), head, j, cls(*rest)
+
+
 def _backward(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
-    (bq, bk), d = config.tile, span(0, config.depth)
-    own, kv_head, j = _tile_of_keys(config, rest)
+    (bq, bk), d, piece = config.tile, span(0, config.depth), None
+    if "key_pieces" in rest:
+        own, kv_head, j, piece = Piece.listed(rest["key_pieces"])
+    else:
+        own, kv_head, j = _tile_of_keys(config, rest)
     at = own.key_block(kv_head, j * bk, bk, d)
     key_tile, value_tile = load(k, *at), load(v, *at)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
     wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
     if config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
-    left, right = key_tile, value_tile
-    if config.written.kept:
-        left = key_tile.copy()
-        right = value_tile.copy() if config.depth == 64 else value_tile
+    left, right = _kept(config, key_tile, value_tile)
     shift = own.keys - own.rows
     first, blocks = row_blocks(config, j, config.tile, own.rows, own.keys)
-    for n in loop(blocks * config.group):
-        head = kv_head * config.group + (n // blocks if config.group > 1 else 0)
-        i = first + (n % blocks if config.group > 1 else n)
+    for n in loop(blocks * config.group if piece is None else piece.count):
+        number = n if piece is None else piece.first + n
+        head = kv_head * config.group + (number // blocks if config.group > 1 else 0)
+        place = number % blocks if config.group > 1 else number
+        i = first + (blocks - 1 - place if config.backwards else place)
         rows = own.row_block(head, i * bq, bq, d)
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
@@ -265,13 +318,33 @@ def _backward(
         dq = wide @ change if config.transposed else change @ columns
         if not config.written.behind:
             dk += change @ queries
-        block, turn = own.block(head, i), None
-        if config.deterministic:
-            turn = (rest["turns"], block, _turn(config, i * bq + shift, j, own.keys))
-        store(rest["dq_sum"], *_sums_at(config, block), tile=dq, add=True, turn=turn)
-    to = own.key_block(kv_head, j * bk, bk, d, put=True)
-    store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))
-    store(rest["dv"], *to, tile=dv.cast(config.dtype))
+        block, tile = own.block(head, i), _turn(config, i * bq + shift, j, own.keys)
+        waits = _waits(config, rest["turns"], block, tile) if "turns" in rest else {}
+        store(rest["dq_sum"], *_sums_at(config, block), tile=dq, add=True, **waits)
+    if piece is None:
+        to = own.key_block(kv_head, j * bk, bk, d, put=True)
+        store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))
+        store(rest["dv"], *to, tile=dv.cast(config.dtype))
+        return
+    for which, tile in enumerate((dk, dv)):
+        to = which, piece.slot, span(0, bk, "keys"), span(0, config.depth, "d")
+        store(rest["piece_sums"], *to, tile=tile, add=True)
+
+
+def _kept(config: BackwardConfig, keys: Tile, values: Tile) -> tuple[Tile, Tile]:
+    """The first operands of the matmuls that make S and dP, of which some stay in registers."""
+    if not config.written.kept:
+        return keys, values
+    return keys.copy(), values.copy() if config.depth == 64 else values
+
+
+def _waits(
+    config: BackwardConfig, turns: Array, block: tuple[Index, ...], number: Index
+) -> dict[str, tuple[Array, tuple[Index, ...], Index]]:
+    """What a store to a block of sums waits for, which is of the tile of that number."""
+    if config.deterministic:
+        return {"turn": (turns, block, number)}
+    return {"opened": (turns, block, minimum_index(number, 1))}
 
 
 def capped(config: BackwardConfig, scores: Tile) -> tuple[Tile, Tile | None]:
@@ -333,7 +406,7 @@ def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
     first, and none waits for another to get there.
     """
     bq, bk = config.tile
-    if config.causal:
+    if config.causal and not config.backwards:
         return minimum_index(cdiv(keys, bk), (row + bq + bk - 1) // bk) - 1 - j
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 

@@ -75,10 +75,21 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
 }
 # Of packed sequences under a causal mask, whatever their lengths.
 PACKED_STYLES = {64: LONG_STYLES[64, True]}
-# Of groups without a causal mask, of windows, and of sums that have one order.
-GROUPED = {128: Style(turns=True, held=True)}
-WINDOWED = {64: Style(taken=True), 128: Style(taken=True, held=True)}
-IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
+# Of groups without a causal mask, and by whether there is one, of windows and of sums that have one
+# order.
+GROUPED = {128: Style(turns=True, behind=True, held=True)}
+WINDOWED = {
+    (64, False): Style(taken=True),
+    (64, True): Style(turns=True, behind=True, wide=True),
+    (128, False): Style(taken=True, held=True),
+    (128, True): Style(taken=True, held=True),
+}
+IN_ORDER = {
+    (64, False): Style(taken=True),
+    (64, True): Style(turns=True, behind=True),
+    (128, False): Style(held=True),
+    (128, True): Style(held=True),
+}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
@@ -87,6 +98,8 @@ IN_TURN = 4
 PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
+CUT_DEPTHS = 96, 128  # at 64 a list of tasks costs as much as it saves
+CUT_BLOCKS = 24  # blocks of rows that an SM must be spared for pieces to pay
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
@@ -103,6 +116,9 @@ class BackwardConfig:
     so many `sms`; `packed_for` chooses. `style`: how the loop is written; None: as measured.
     `value_dim`: the head size of v, o and dO, where it is another than that of q and k, for which
     there are kernels that make each gradient by itself. `softcap`: as of `AttentionConfig`.
+    `begun`: every row sees a key, and the first task that adds to a block of dq's sums writes it:
+    they need no zeros. `cut`: of tasks as long as each other, those that do not fill a last round
+    of SMs are cut in pieces (`kernels.attention.shares.cut_tasks`).
     """
 
     dtype: DType = BF16
@@ -120,6 +136,8 @@ class BackwardConfig:
     value_dim: int | None = None
     softcap: float = 0.0
     sms: int = 132
+    begun: bool = False
+    cut: bool = False
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -196,6 +214,17 @@ class BackwardConfig:
         return not self.long
 
     @property
+    def counted(self) -> bool:
+        """Whether tasks that add to a block of sums wait for others to have done so."""
+        return self.sums and (self.deterministic or self.begun)
+
+    @property
+    def backwards(self) -> bool:
+        """Whether tasks go over rows from the last on, so that the first tile of keys, which has
+        the longest, is there first and writes sums that it begins."""
+        return self.begun and self.causal and not self.deterministic
+
+    @property
     def fragments(self) -> bool:
         """Whether what the kernels leave one another lies as the registers of matmuls do."""
         return self.sums and not self.transposed
@@ -210,9 +239,9 @@ class BackwardConfig:
         """How its loop is written."""
         found = STYLES.get((self.depth, self.causal))
         if self.deterministic:
-            found = IN_ORDER.get(self.depth)
+            found = IN_ORDER.get((self.depth, self.causal))
         elif self.window is not None:
-            found = WINDOWED.get(self.depth)
+            found = WINDOWED.get((self.depth, self.causal))
         elif self.packed or self.softcap:
             alone = self.causal and self.group == 1 and not self.softcap
             found = PACKED_STYLES.get(self.depth) if alone else PLAIN
@@ -232,7 +261,7 @@ class BackwardConfig:
         return self.tile[0] if self.transposed or self.packed else ROWS
 
     def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `turns`, which begin at zero, for `lead` dimensions and rows."""
+        """The shape of `turns` for `lead` dimensions and rows."""
         return (*shape[:-1], -(-shape[-1] // self.tile[0]))
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -240,6 +269,11 @@ class BackwardConfig:
         block = self.tile[0]
         last = (self.depth, block) if self.transposed else (block, self.depth)
         return (*self.turns_shape(shape), *last)
+
+    def pieces_shape(self, heads: int, keys: int) -> tuple[int, ...]:
+        """The shape of `piece_sums`, which begin at zero, of so many heads of keys."""
+        left = heads * -(-keys // self.tile[1]) % self.sms
+        return 2, left, self.tile[1], self.depth
 
     def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of `base` and `delta` for lse of that shape."""
@@ -269,7 +303,9 @@ class BackwardConfig:
         every["dq_sum"] = array(FP32, f"{lead} blocks {block}", fragments=self.fragments)
         every["none"] = array(FP32, f"{lead} blocks {block}")
         every |= dict.fromkeys("row_tiles key_tiles".split(), array(INT32, "tasks fields"))
-        every["key_tasks"] = array(INT32, "tasks place")
+        every |= dict.fromkeys("key_tasks key_pieces".split(), array(INT32, "tasks place"))
+        every["cut_tiles"] = array(INT32, "slots place")
+        every["piece_sums"] = array(FP32, "gradients slots slot_keys slot_d")
         return {name: every[name] for name in names.split()}
 
     def tables(self, of: str) -> str:
@@ -279,8 +315,9 @@ class BackwardConfig:
         return f" {of.removesuffix('s')}_tiles" if self.packed else ""
 
 
-def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
-    """What kernels of a configuration are for that many rows and keys of a sequence."""
+def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> BackwardConfig:
+    """What kernels of a configuration are for that many rows and keys of a sequence, and so many
+    key heads of all (0: any number)."""
     if config.packed:
         return config
     if keys >= LONG_KEYS and _plain(config):
@@ -288,7 +325,31 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     whole = not config.long and keys % config.tile[1] == 0
     # At other head sizes a list takes registers that loops then spill, and a counter does not.
     listed = config.causal and config.depth == 128 and not config.deterministic
-    return replace(config, whole_keys=whole, listed=listed, band=_band(config, rows))
+    begun = _begins(config, rows, keys)
+    config = replace(config, whole_keys=whole, begun=begun, band=_band(config, rows))
+    cut = _cut_pays(config, rows, keys, heads)
+    return replace(config, cut=cut, listed=listed or cut)
+
+
+def _begins(config: BackwardConfig, rows: int, keys: int) -> bool:
+    """Whether blocks of dq's sums begin with a store. Where sums have any order, the tasks that
+    wait for it have lost more than zeros cost, but in windows and short causal sequences."""
+    if not config.sums or (config.causal and rows > keys):
+        return False
+    if config.deterministic or config.window is not None:
+        return True
+    return config.causal and config.group == 1 and config.depth != 96 and keys < LONG_KEYS
+
+
+def _cut_pays(config: BackwardConfig, rows: int, keys: int, heads: int) -> bool:
+    """Whether the tasks of the last round are cut. Pieces need two kernels more and zeros."""
+    special = config.deterministic or config.window is not None or config.group > 1
+    if config.causal or special or config.depth not in CUT_DEPTHS:
+        return False
+    tiles = -(-keys // config.tile[1])
+    rounds, left = divmod(heads * tiles, config.sms)
+    saved = -(-rows // config.tile[0]) * (config.sms - left)
+    return 0 < left <= heads * (tiles - 1) and rounds > 0 and saved >= CUT_BLOCKS * config.sms
 
 
 def packed_for(

@@ -11,6 +11,8 @@ from warploom.kernels.attention.backward import (
     backward_policy,
     finish,
     prepare,
+    settle,
+    tail,
 )
 from warploom.kernels.attention.backward_config import BackwardConfig
 from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_policy
@@ -26,7 +28,7 @@ def parts(config: BackwardConfig) -> tuple[str, ...]:
     """The names of its kernels."""
     if config.long:
         return ("prepare", *BLOCKS)
-    return ("prepare", "main", "finish")
+    return ("prepare", "main", *(("tail", "settle") if config.cut else ()), "finish")
 
 
 def kernel(config: BackwardConfig, part: str) -> Kernel:
@@ -39,6 +41,10 @@ def kernel(config: BackwardConfig, part: str) -> Kernel:
         return backward(config), backward_policy(config), spills
     if part in BLOCKS:
         return one_pass(config, part), pass_policy(config, part), spills
+    if part == "tail":
+        return tail(config), backward_policy(config), spills
+    if part == "settle":
+        return settle(config), Policy(), ()
     if part == "prepare":
         return prepare(config), Policy(), ()
     return finish(config), FRAGMENTS if config.fragments else Policy(), ()

@@ -7,14 +7,16 @@ tasks at the end, as each band of heads gives its longest task to the SM with th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heapreplace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.kernels.attention.backward_config import BackwardConfig
 
-START = 4  # blocks of rows that a task takes as long as, beside its own
+START = 1  # blocks of rows that a task takes as long as, beside its own
 
 
 def key_tasks(
@@ -48,3 +50,50 @@ def key_tasks(
         for turn, task in enumerate(tasks):
             found[turn, sm] = task
     return found.reshape(-1, 3)
+
+
+def lists_of_tasks(
+    config: BackwardConfig, batch: int, kv_heads: int, rows: int, keys: int
+) -> dict[str, NDArray[np.int32]]:
+    """The lists that the kernels of a configuration take."""
+    if config.cut:
+        return cut_tasks(config, batch, kv_heads, rows, keys)
+    return {"key_tasks": key_tasks(config, batch, kv_heads, rows, keys, config.sms)}
+
+
+def cut_tasks(
+    config: BackwardConfig, batch: int, kv_heads: int, rows: int, keys: int
+) -> dict[str, NDArray[np.int32]]:
+    """Tasks of equal length, of which SMs do as many each, and pieces of those left over.
+
+    `key_tasks`, `[tasks, 3]`, as `key_tasks` gives; `key_pieces`, `[tasks, 6]`: batch, key head,
+    tile, slot of its sums, first block of rows and how many, of which each SM has about as many;
+    and `cut_tiles`, `[slots, 3]`: batch, key head and tile of every slot. The first tiles of heads
+    are none of them, as they may be what writes sums that others add to.
+    """
+    (bq, bk), sms = config.tile, config.sms
+    tiles = -(-keys // bk)
+    every = [(b, h, j) for b in range(batch) for h in range(kv_heads) for j in range(tiles)]
+    left = len(every) % sms
+    cut = [task for task in every if task[2]][::-1][:left][::-1]  # L2 holds what so few heads read
+    whole = sorted(set(every) - set(cut))
+    blocks = -(-rows // bq) * config.group
+    ends = [s * left * blocks // sms for s in range(sms + 1)]
+    own = [_pieces(cut, blocks, first, end) for first, end in pairwise(ends)]
+    found = np.full((max(map(len, own)), sms, 6), (0, 0, tiles, left, 0, 0), np.int32)
+    for sm, pieces in enumerate(own):
+        for turn, piece in enumerate(pieces):
+            found[turn, sm] = piece
+    lists = {"key_tasks": whole, "key_pieces": found.reshape(-1, 6), "cut_tiles": cut}
+    return {name: np.asarray(table, np.int32) for name, table in lists.items()}
+
+
+def _pieces(
+    cut: Sequence[tuple[int, int, int]], blocks: int, first: int, end: int
+) -> list[tuple[int, ...]]:
+    """The pieces between two of the blocks of rows of all cut tiles, which have so many each."""
+    found: list[tuple[int, ...]] = []
+    for slot in range(first // blocks, -(-end // blocks)):
+        start, stop = max(first - slot * blocks, 0), min(end - slot * blocks, blocks)
+        found.append((*cut[slot], slot, start, stop - start))
+    return found
