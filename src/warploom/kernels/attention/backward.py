@@ -5,11 +5,13 @@ dv = P^T dO, dk = scale dS^T q, dq = scale dS k (FlashAttention-2, arXiv 2307.08
 
 Three programs after one another: `prepare` makes of o, dO and lse what `backward` needs of a row,
 `base`, which is lse in powers of 2 (inf for a row that sees no key, or is none), and `delta`, which
-is D, and zeroes `dq_sum`; `backward` gives dk and dv, and adds to `dq_sum` dq of every tile of
-keys, without the scale; `finish` makes dq of it. The compute groups share out the rows of dq, or
-those of its transpose where the head size is long enough for them. The order of these sums varies
-from run to run; `deterministic`, tiles of keys add in turn, which `turns` counts, and every run has
-the same bits. `backward_config` has the arrays.
+is D, and zeroes `dq_sum` where no task writes it first; `backward` gives dk and dv, and adds to
+`dq_sum` dq of every tile of keys, without the scale; `finish` makes dq of it. The compute groups
+share out the rows of dq, or those of its transpose where the head size is long enough for them. The
+order of these sums varies from run to run; `deterministic`, tiles of keys add in turn, which
+`turns` counts, and every run has the same bits. Where a last round of tasks would leave SMs idle,
+`tail` does pieces of them and `settle` makes dk and dv of their sums. `backward_config` has the
+arrays.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
 `lse: [batch, heads, rows]`, `base, delta: [batch, heads, places]`, places being rows up to a
 multiple of 16, `dq_sum: [batch, heads, blocks, block, d]` or, transposed,
-`[batch, heads, blocks, d, block]`, and `turns: [batch, heads, blocks]`.
+`[batch, heads, blocks, d, block]`, `turns: [batch, heads, blocks]`, and of dk and dv of tiles whose
+tasks are cut `piece_sums: [2, slots, keys, d]`.
 
 Packed, sequence s has the tokens `row_bounds[s]` to `row_bounds[s + 1]` of `q, o, do, dq:
 [row_tokens, heads, d]`, and so of `k, v, dk, dv`; `lse: [heads, row_tokens]`. What the kernels keep
