@@ -67,6 +67,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         steps = traced(settings.name, settings.settings, selected, built, settings.gpu, measuring)
         clock.say(f"wrote {steps.write(out)}")
         clock.lap("trace")
+    clock.say("writing the report")
     result = Optimized(
         settings,
         selected,
@@ -96,7 +97,8 @@ def _interpreted(
     settings: OptimizeSettings, selected: Selected, sizes: Mapping[str, int], clock: _Clock
 ) -> CheckResult:
     """What the interpreter makes of the program that was built; raises `CheckFailed` if wrong."""
-    text = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    dims = selected.program.dims
+    text = ", ".join(f"{name} {size}" for name, size in sizes.items() if name in dims)
     clock.say(f"interpreting the program at {text}")
     return checked(settings.name, selected.config, sizes).require()
 

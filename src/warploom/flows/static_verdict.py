@@ -47,8 +47,8 @@ def static_verdict(built: Built, allow: tuple[str, ...] = ()) -> StaticVerdict:
     """
     cubin = parse(built.cubin, built.source.name)
     kernel = decode(cubin, None)
-    counted = stats(cubin, kernel)
     findings = lint(kernel)
+    counted = stats(cubin, kernel, findings)
     errors = [finding for finding in findings if finding.severity == ERROR]
     resources = built.resources
     faults: list[str] = []

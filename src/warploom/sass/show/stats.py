@@ -12,7 +12,7 @@ from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.flow import inflight
 from warploom.sass.flow.loops import Loop, natural_loops
 from warploom.sass.flow.paths import block_edges
-from warploom.sass.rules.lint import lint
+from warploom.sass.rules.lint import LintFinding, lint
 
 PADDING: Final = "NOP"
 
@@ -70,10 +70,13 @@ class KernelStats:
         return asdict(self)
 
 
-def stats(cubin: Cubin, kernel: Kernel) -> KernelStats:
-    """Count a kernel; the NOPs after the last branch are padding and do not count."""
+def stats(
+    cubin: Cubin, kernel: Kernel, findings: Sequence[LintFinding] | None = None
+) -> KernelStats:
+    """Count a kernel; NOPs are padding and do not count. `findings`: those of `lint`, where they
+    are known."""
     items = [item for item in kernel.instructions if item.base != PADDING]
-    findings = lint(kernel)
+    findings = lint(kernel) if findings is None else findings
     return KernelStats(
         name=kernel.name,
         arch=cubin.arch,
