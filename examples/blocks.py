@@ -38,11 +38,14 @@ def milliseconds(block: nn.Module, x: Tensor, grad: Tensor) -> float:
 
 
 def options(description: str | None, **sizes: int) -> argparse.Namespace:
-    """The command line: sizes by name."""
+    """The command line: sizes by name; ends without a GPU, after `--help`."""
     parser = argparse.ArgumentParser(description=description)
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    return parser.parse_args()
+    found = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("it launches its operators, and there is no GPU here")
+    return found
 
 
 def compare(made: Callable[[str], nn.Module], batch: int, rows: int, width: int) -> None:

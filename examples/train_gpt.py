@@ -164,6 +164,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Train both."""
     options = arguments()
+    if not torch.cuda.is_available():
+        raise SystemExit("train_gpt.py launches its operators, and there is no GPU here")
     runs = {
         name: train(attention, options.steps, options)
         for name, attention in {"warploom": of_warploom, "torch": of_torch}.items()

@@ -1,6 +1,8 @@
 """The blocks of `examples`, as far as they run without a GPU."""
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,3 +85,14 @@ def test_a_distance_is_noticed():
     right = [torch.ones(4).double(), torch.ones(2).double()]
     assert blocks.distance(right, right) == 0
     assert blocks.distance([right[0], right[1] * 1.1], right) > 0.09
+
+
+@pytest.mark.parametrize("name", ["transformer_block", "gated_deltanet_block", "mamba2_block"])
+def test_an_example_without_a_gpu_ends_in_a_line(name: str) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, f"examples/{name}.py", "--rows", "64"],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("error: it launches its operators, and there is no GPU here\n")
