@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 torch_op = pytest.importorskip("warploom.integrations.torch_op")
+torch_attention = pytest.importorskip("warploom.integrations.torch_attention")
 torch_signatures = pytest.importorskip("warploom.integrations.torch_signatures")
 pytestmark = [
     pytest.mark.gpu,
@@ -101,6 +102,23 @@ def test_gradients_of_attention(sizes, causal, same):
     torch.nn.functional.scaled_dot_product_attention(
         want[0], keys, values, is_causal=causal
     ).backward(grad.double())
+    for x, y in zip(ours, want, strict=True):
+        assert close(x.grad, y.grad, 6e-3)
+
+
+@pytest.mark.parametrize("depth", [96, 128])
+def test_gradients_of_tasks_that_are_cut(depth):
+    """160 tiles of keys: 28 are left of a round of 132 SMs."""
+    q, k, v = (matrix(1, 5, 4096, depth) for _ in range(3))
+    ours, want = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    assert torch_attention.config_of(*ours).cut or sms != 132
+    grad = matrix(1, 5, 4096, depth)
+    torch_op.attention(*ours).backward(grad)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        doubles = [x.double() for x in want]
+        attended = torch.nn.functional.scaled_dot_product_attention(*doubles)
+        attended.backward(grad.double())
     for x, y in zip(ours, want, strict=True):
         assert close(x.grad, y.grad, 6e-3)
 
