@@ -29,7 +29,7 @@ from warploom.autosched.named import groups, multistage, overlapped
 from warploom.autosched.solve import Search, row_axis, solve_kernel
 from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place, runs_along
+from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, placed_for, runs_along
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
@@ -179,8 +179,7 @@ def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
     if not plan.split and policy.groups != 1:
         plan = plan.with_options(split=row_axis(program))
     count = policy.groups or _groups(program, plan.split)
-    placement = place(program, plan.split, count, policy.vectors, plan.in_turn, plan.share_vectors)
-    placement = replace(placement, abreast=plan.abreast)
+    placement = placed_for(program, plan, count, policy.vectors)
     own = groups(count, policy.registers, plan.resident, plan.abreast)
     depth = policy.depth or SLOTS.get(order, MOST_DEPTH)
     if depth > LEAST_FITTED:

@@ -41,6 +41,7 @@ class Effects:
     ops: dict[int, Op]
     readers: dict[str, frozenset[int]]  # matmuls that read a ring
     in_turn: frozenset[int] = frozenset()  # what one group in turn does
+    divided: bool = False  # groups hand on what each makes
 
     def conflicts(self, step: Step, token: Token) -> bool:
         """Whether `step` must not run while the matmul of `token` is unfinished."""
@@ -49,7 +50,9 @@ class Effects:
         if isinstance(step, Release):
             return token.op in self.readers[step.ring] and token.age >= step.stage
         if isinstance(step, Meet):
-            return step.tile in self._staged(started)
+            # Groups that divide work meet for all that they hand on.
+            met = self.placement.common if self.divided else {step.tile}
+            return not self._staged(started).isdisjoint(met)
         if not isinstance(step, Run | Issue | Take):
             return False
         taken = isinstance(step, Take)
@@ -76,7 +79,7 @@ def effects_of(block: BlockProgram) -> Effects:
         ring.name: frozenset(op for op, names in read.items() if ring.name in names)
         for ring in block.rings
     }
-    return Effects(block.placement, ops, readers, block.placement.in_turn)
+    return Effects(block.placement, ops, readers, block.placement.in_turn, block.launch.divided)
 
 
 def insert_joins(

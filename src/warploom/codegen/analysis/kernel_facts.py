@@ -96,8 +96,9 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     hopper = arch == HOPPER
     if placement.led and not hopper:
         raise InputError(
-            f"kernel {program.name}: split columns {placement.split!r}: only sm_90a has code for "
-            f"groups that take what one has made, not {arch}; split rows"
+            f"kernel {program.name}: split columns or divided work, {placement.split!r}: only "
+            f"sm_90a has code for groups that take what one has made, not {arch}; split rows, and "
+            "let every group do it all"
         )
     parameters = (kernel_parameters if hopper else plain_parameters)(block, paths)
     threads = block_threads(block)

@@ -244,7 +244,7 @@ def is_wide(placement: Placement, op: Op) -> bool:
 
 def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
     """The panels of a store in room of its own; raises `InputError` for a tile that has none."""
-    if placement.led and placement.is_split(op.srcs[0].type):
+    if placement.split in placement.cols and placement.is_split(op.srcs[0].type):
         raise InputError(
             f"{op.where}: store of {op.srcs[0].type}, whose columns the schedule splits: panels of "
             "groups begin with the tile's first column; store='direct' stores from registers"

@@ -246,7 +246,8 @@ def takes_turns(block: BlockProgram, name: str) -> bool:
 
 def fenced_as_met(block: BlockProgram, name: str) -> bool:
     """Whether groups fence what they wrote of a staged tile as they meet."""
-    return block.launch.fence_at_meeting and takes_turns(block, name)
+    handed = block.launch.divided and name in block.placement.handed
+    return handed or (block.launch.fence_at_meeting and takes_turns(block, name))
 
 
 def stage_lines(

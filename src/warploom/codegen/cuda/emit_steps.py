@@ -266,7 +266,9 @@ class StepLines:
                 group_sync(self.block.placement.groups),
             ]
         if isinstance(step, steps.Meet):
-            fenced = self.fences and fenced_as_met(self.block, step.tile)
+            # Of the two meetings around what groups hand on, the second one fences.
+            last = max(self.block.placement.common) if self.plan.divided else step.tile
+            fenced = self.fences and fenced_as_met(self.block, last) and step.tile == last
             return [*(["fence_async();"] if fenced else []), *self._meet(step, here)]
         tiles = {op.dst.name: op.dst for op in self.program.ops() if op.dst is not None}
         return share_lines(here.values, [tiles[name] for name in step.tiles])

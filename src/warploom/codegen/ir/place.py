@@ -7,7 +7,8 @@ split axis in registers. A matmul may contract a split row axis: its operand the
 memory, where every group leaves its part, and the groups share out the rows of the result.
 Where the split axis is a column axis, groups have columns of the tiles with it, and all rows. What
 has no part in it and depends on a matmul, the first group alone makes, and hands what the others
-need of it to them through shared memory.
+need of it to them through shared memory. With `LaunchPlan.divided` groups that split rows divide
+such work, and each hands on what it has made.
 A transposed tile keeps every element in its register: only the order of its axes' names changes.
 """
 
@@ -31,8 +32,9 @@ from warploom.codegen.ir.layout import (
     SharedTile,
     shared_tile,
 )
-from warploom.codegen.ir.led import led_by_one
+from warploom.codegen.ir.led import divided_work, led_by_one
 from warploom.codegen.ir.memory_order import check_memory
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.reads import check_readers, check_reads
 from warploom.codegen.ir.vectors import brought, loaded_vectors
 from warploom.errors import InputError
@@ -61,11 +63,11 @@ class Placement:
                 axis of a staged tile, or their columns where a group would have less than 64 rows
     common      the staged tiles of which every group leaves its part in one region; of a second
                 operand whose columns are cut, each group has its own in its own
-    led         the ops that the first group alone does, by number
+    led         the ops that one group alone does, by number, with the number of the group
     abreast     groups that do tasks of their own beside each other (`LaunchPlan`)
     in_turn     the ops of which groups do the whole in turn, one in an iteration, by number
-    handed      tiles of these that the other groups take from shared memory: first operands of
-                matmuls, which are staged for all, and vectors along rows
+    handed      tiles of these that the other groups take from shared memory: operands of matmuls,
+                which are staged for all, and vectors along rows
     spread      vectors along columns that loops load for elementwise ops: each thread loads some
                 elements, and all of the group read them from its shared memory; those that the
                 producer brings are `shared` instead
@@ -84,7 +86,7 @@ class Placement:
     common: frozenset[str] = frozenset()
     spread: frozenset[str] = frozenset()
     turned: dict[str, str] = field(default_factory=dict[str, str])
-    led: frozenset[int] = frozenset()
+    led: Mapping[int, int] = field(default_factory=dict[int, int])
     handed: frozenset[str] = frozenset()
     in_turn: frozenset[int] = frozenset()
     abreast: int = 1
@@ -99,7 +101,12 @@ class Placement:
         iteration of its loop, counted from 0, or in any."""
         if op.id in self.in_turn and iteration is not None:
             return iteration % self.parts == part
-        return part == 0 or op.id not in self.led
+        return self.led.get(op.id, part) == part
+
+    def leader(self, tile: str) -> int:
+        """The number of the group that makes a tile which it hands on."""
+        ops = self.program.ops()
+        return next(self.led[op.id] for op in ops if op.dst and op.dst.name == tile)
 
     def read_in_turn(self, tile: str) -> bool:
         """Whether a tile of all groups is read by one group in an iteration."""
@@ -198,6 +205,7 @@ def place(
     vectors: bool = False,
     in_turn: bool = False,
     share_vectors: bool = False,
+    divided: bool = False,
 ) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done.
 
@@ -241,19 +249,36 @@ def place(
     )  # fmt: skip
     for name in own:
         staged[name] = shared_tile(placement.local(kinds[name]))
-    if parts > 1 and split in cols:
-        placement = _led_by_one(placement)
+    if parts > 1 and (divided or split in cols):
+        placement = _led(placement, divided)
     if in_turn:
         placement = replace(placement, in_turn=_in_turn(placement))
     _check_split(placement)
     return placement
 
 
-def _led_by_one(placement: Placement) -> Placement:
-    """The placement where one group makes what has no part of the split columns (`ir.led`)."""
+def placed_for(program: Program, plan: LaunchPlan, parts: int, vectors: bool = False) -> Placement:
+    """The placement that a launch plan asks for."""
+    placed = place(
+        program, plan.split, parts, vectors, plan.in_turn, plan.share_vectors, plan.divided
+    )
+    return replace(placed, abreast=plan.abreast)
+
+
+def _led(placement: Placement, divided: bool) -> Placement:
+    """The placement where one group makes what has no part of the split axis (`ir.led`)."""
     kept = [op for op in placement.program.ops() if op.id in placement.fusion.kept]
     own = [op for op in kept if not (op.dst and placement.is_shared(op.dst))]
-    led = led_by_one(own, placement.fusion, placement.is_split, placement.rows)
+    fusion, is_split, rows = placement.fusion, placement.is_split, placement.rows
+    if divided and placement.common:
+        raise InputError(
+            f"launch plan: divided: every group of {placement.program.name} leaves a part of "
+            f"{min(placement.common)} in shared memory; expected operands that one group makes"
+        )
+    if divided and placement.split in rows:
+        led = divided_work(own, fusion, is_split, rows, placement.parts)
+    else:
+        led = led_by_one(own, fusion, is_split, rows)
     operands = {name: _staged_tile(op, var, True) for name, (op, var) in led.operands.items()}
     return replace(
         placement,

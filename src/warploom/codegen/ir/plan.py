@@ -75,6 +75,8 @@ class LaunchPlan:
                     they write it
     fence_at_meeting  with two slots, groups fence what they wrote as they meet, not behind the
                     writes, where the fence holds up matmuls that come between
+    divided         what has no part of the split rows and depends on a matmul is made by one group
+                    for all: groups divide it, and hand on operands and vectors along rows
     in_turn         groups make the whole of what contracts the split axis of an operand of all, and
                     store it, in turn: one in an iteration, while the others go on. Else each makes
                     a part of it
@@ -124,6 +126,7 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     staged_slots: int = 1
     fence_at_meeting: bool = False
+    divided: bool = False
     in_turn: bool = False
     dependent: bool = False
     fetch_early: int = 0

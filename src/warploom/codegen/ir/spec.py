@@ -129,11 +129,11 @@ def _ops(block: BlockProgram) -> Found:
     kept = {op.label for op in placement.program.ops() if op.id in placement.fusion.kept}
     led = [op for op in placement.program.ops() if op.id in placement.led]
     taken = {op.label for op in led if op.dst and op.dst.name in placement.handed}
-    left = (set[str](), {op.label for op in led} - taken)  # of the first group, of the others
     for role in block.roles:
         have = Counter(op.label for section in role.sections for op in ops_of(section))
         loading = turned if role.transposes else shared - turned
-        own = kept - shared - left[role.part > 0] if role.computes else loading
+        others = {op.label for op in led if not placement.does(op, role.part)}
+        own = kept - shared - (others - taken) if role.computes else loading
         want = Counter(own)
         if have != want:
             yield f"{role.name} does not have {min((have - want) + (want - have))} once"
@@ -141,9 +141,9 @@ def _ops(block: BlockProgram) -> Found:
             if isinstance(step, Issue | Run) and isinstance(step, Issue) != (step.op.kind == "mma"):
                 yield f"{role.name}: {step}"
             if isinstance(step, OpStep) and role.computes:
-                takes = role.part > 0 and step.op.label in taken
+                takes = step.op.label in others & taken
                 if isinstance(step, Take) != takes:
-                    yield f"{role.name}: {step}, which the first group does for all"
+                    yield f"{role.name}: {step}, which one group does for all"
 
 
 def _numbered(block: BlockProgram) -> Found:

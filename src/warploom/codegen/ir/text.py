@@ -37,7 +37,7 @@ from warploom.codegen.ir.block import (
     Straight,
     make_ring,
 )
-from warploom.codegen.ir.place import Placement, place
+from warploom.codegen.ir.place import Placement, placed_for
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import Op, Program
@@ -126,8 +126,7 @@ def parse_block(text: str, program: Program) -> BlockProgram:
     named = {label for line in rings for label in re.findall(r"load\.\d+", line[1])}
     loads = [op.dst for op in program.ops() if op.kind == "load" and op.label in named]
     vectors = any(var is not None and len(var.type.axes) == 1 for var in loads)
-    placed = place(program, launch.split, parts, vectors, launch.in_turn)
-    placed = replace(placed, abreast=launch.abreast)
+    placed = placed_for(program, launch, parts, vectors)
     placement = replace(placed, whole=launch.overlap_next_task)
     reader = _Reader(placement)
     return BlockProgram(

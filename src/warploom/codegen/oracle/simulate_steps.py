@@ -313,7 +313,9 @@ class Steps:
 
     def _enter(self, agent: Agent, op: Op, name: str) -> Room:
         room = self._room(agent, name)
-        for part, (value, written) in enumerate(zip(room.parts, room.written, strict=True)):
+        handed = name in self.placement.handed
+        first = self.placement.leader(name) if handed else 0
+        for part, (value, written) in enumerate(zip(room.parts, room.written, strict=True), first):
             if value is None or (written >= agent.meetings and part != agent.role.part):
                 raise CheckFailed(
                     f"race: {agent.name} {op.label} reads group {part}'s part of {name} before "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.steps import Issue, Meet, Run, Step, Take
 from warploom.codegen.passes.everywhere import every_sequence
+from warploom.errors import InputError
 
 
 def meetings(block: BlockProgram) -> BlockProgram:
@@ -22,13 +23,14 @@ def meetings(block: BlockProgram) -> BlockProgram:
                        With two slots (`LaunchPlan.staged_slots`) the second also says that all have
                        read what they wrote before, and there is no first.
                        Where one group leads, the others meet it as often before they take what it
-                       made
+                       made, and so do groups that divide such work around all that they hand on
     *keeps*  every other step and its order
     """
     placement = block.placement
     common = placement.common
     if placement.led:
-        return every_sequence(block, lambda steps: _led(block, steps))
+        around = _divided if block.launch.divided else _led
+        return every_sequence(block, lambda steps: around(block, steps))
 
     def met(steps: Sequence[Step]) -> tuple[Step, ...]:
         result: list[Step] = []
@@ -41,7 +43,7 @@ def meetings(block: BlockProgram) -> BlockProgram:
             if dst is not None and dst.name in common:
                 meet = Meet(dst.name, step.stage)
                 if block.launch.staged_slots == 1:
-                    result.insert(_early(result, dst.name), meet)
+                    result.insert(_early(result, {dst.name}), meet)
                 written[dst.name] = meet
             result.append(step)
         return (*result, *written.values())
@@ -71,14 +73,46 @@ def _led(block: BlockProgram, steps: Sequence[Step]) -> tuple[Step, ...]:
     if once:
         return (*steps[: last + 1], meet, *steps[last + 1 :])
     begun = list(steps[: first[0]])
-    early = _early(begun, first[1])
+    early = _early(begun, {first[1]})
     before = [*begun[:early], meet, *begun[early:]]
     return (*before, *steps[first[0] : last + 1], meet, *steps[last + 1 :])
 
 
-def _early(before: Sequence[Step], tile: str) -> int:
+def _divided(block: BlockProgram, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """All that groups hand on in a run of steps, between a meeting when matmuls have read what was
+    there before and one when everything is written, behind which groups take the others'."""
+    handed = block.placement.handed
+    taken = tuple(step for step in steps if isinstance(step, Take))
+    tiles = sorted(handed & block.placement.common)
+    end = max((n + 1 for n, step in enumerate(steps) if isinstance(step, Take)), default=0)
+    end -= len(taken)
+    steps = [step for step in steps if not isinstance(step, Take)]
+    places = [
+        place
+        for place, step in enumerate(steps)
+        if isinstance(step, Run) and step.op.dst and step.op.dst.name in handed
+    ]
+    if not places and not taken:
+        return tuple(steps)
+    first, after = (places[0], places[-1] + 1) if places else (end, end)
+    for step in steps[first:after]:
+        if isinstance(step, Issue) and handed & {var.name for var in step.op.srcs[:2]}:
+            raise InputError(
+                f"{step.op.where}: this matmul reads what groups hand on before all of it is made: "
+                "make all operands first"
+            )
+    stage = (taken or steps[first:])[0].stage
+    begun = list(steps[:first])
+    early = _early(begun, set(tiles))
+    return (
+        *begun[:early], Meet(tiles[0], stage), *begun[early:],
+        *steps[first:after], Meet(tiles[-1], stage), *taken, *steps[after:],
+    )  # fmt: skip
+
+
+def _early(before: Sequence[Step], tiles: set[str]) -> int:
     """The first place behind the matmuls that begin a run of steps and behind every reader and
-    meeting of a tile."""
+    meeting of some tiles."""
     started = False
     for place, step in enumerate(before):
         if isinstance(step, Issue):
@@ -86,8 +120,8 @@ def _early(before: Sequence[Step], tile: str) -> int:
         elif started and isinstance(step, Run):
             later = before[place:]
             touched = any(
-                (isinstance(s, Meet) and s.tile == tile)
-                or (isinstance(s, Issue) and tile in {var.name for var in s.op.srcs[:2]})
+                (isinstance(s, Meet) and s.tile in tiles)
+                or (isinstance(s, Issue) and tiles & {var.name for var in s.op.srcs[:2]})
                 for s in later
             )
             if not touched:

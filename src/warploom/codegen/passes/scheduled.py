@@ -18,7 +18,7 @@ from warploom.codegen.ir.block import (
     Section,
     Straight,
 )
-from warploom.codegen.ir.place import place, sections
+from warploom.codegen.ir.place import placed_for, sections
 from warploom.codegen.ir.plan import LOST, KernelSchedule
 from warploom.codegen.ir.steps import Fill, OpStep, Release, Take, start_of
 from warploom.codegen.passes.rings import local_rings, make_rings
@@ -34,11 +34,11 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
     launch = schedule.launch
     brought = _brings_vectors(program, schedule)
-    placed = place(program, launch.split, parts, brought, launch.in_turn, launch.share_vectors)
-    placed = replace(placed, abreast=launch.abreast)
+    placed = placed_for(program, launch, parts, brought)
     if placed.led and (schedule.pingpong or launch.overlap_next_task):
         raise InputError(
-            f"schedule {schedule.name} splits columns {launch.split!r}, so that one group leads: "
+            f"schedule {schedule.name} splits columns or divides what has no part of the split "
+            f"{launch.split!r}, so that one group leads: "
             "groups take no turns then and begin no task early"
         )
     placement = replace(placed, whole=launch.overlap_next_task)

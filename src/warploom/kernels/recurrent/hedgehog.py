@@ -15,7 +15,7 @@ and l, not below 0; scalar `scale`. The state [e, f] goes along in registers, as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +99,7 @@ def hedgehog(config: HedgehogConfig) -> Program:
 def default_policy() -> Policy:
     """Two groups, each with half of 128 columns. Beside their operands one slot of each load fits,
     so it is given back as soon as it is read: a fifth less time than at the end of the chunk."""
-    plan = LaunchPlan(split="e", store_panels=1)
+    plan = LaunchPlan(split="e", store_panels=1, divided=True)
     return Policy("lcsf-early", plan, depth=2, slots={"q": 1, "k": 1, "v": 1})
 
 
@@ -123,42 +123,40 @@ class _Task:
         # of a register tile a sum takes 48 shuffles.
         ones = full(1.0, BF16, i=CHUNK, g=SAME)
         sums = [zeros(n=FEATURES, g=SAME) for _ in range(2)]
-        # Of a chunk's six operands the last two lie where the first two were.
-        operands = [zeros(BF16, i=CHUNK, n=CHUNK) for _ in range(4)]
         scale, share = scalar("scale") * LOG2E, log2(self.window)
         m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
         for c in loop(cdiv(size("rows"), CHUNK)):
             first = number(c).equals(0)  # of the chunk before there is nothing
-            q, k, v = self.keys("q", c, "m"), self.keys("k", c, "n"), self.value(c, "n")
-            old, before = self.keys("k", c - 1, "m"), self.value(c - 1, "n")
-            near, far = q @ k, q @ old.rename("m", "n")
-            mapped = q @ maps[0]
+            q, k, old = self.keys("q", c, "m"), self.keys("k", c, "n"), self.keys("k", c - 1, "m")
+            v, before = self.value(c, "n"), self.value(c - 1, "n")
+            near, far, mapped = q @ k, q @ old.rename("m", "n"), q @ maps[0]
             near = where(m >= n, near, LOWEST)
             highest = where(first, LOWEST, max_along(far, "n"))
             top = maximum(max_along(near, "n"), highest) * scale - share
             near = exp2(near * scale - top)
             far = exp2(far * scale - where(first, -LOWEST, top))
-            total = sum_along(near, "n") + sum_along(far, "n")
-            operands[0].assign(near.cast(BF16).rename("m", "i"))
-            operands[1].assign(far.cast(BF16).rename("m", "i"))
-            out = v @ operands[0]
-            out += before @ operands[1]
-            counted = list[Tile]()
-            for into, part, whole in zip(operands[2:], phi(mapped, self.linear), sums, strict=True):
-                narrow = part.cast(BF16)
-                into.assign(narrow.rename("m", "i"))
-                counted.append(narrow @ whole.cast(BF16))
-            total += max_along(counted[0] + counted[1], "g")
-            past = old @ maps[1]
-            for into, state in zip(operands[2:], states, strict=True):
-                out += state.cast(BF16) @ into
-            out *= (1.0 / total).rename("m", "i")
+            window = sum_along(near, "n"), sum_along(far, "n")
+            weights = [part.cast(BF16).rename("m", "i") for part in (near, far)]
+            # Each half from a product of its own, so that two groups may make one each.
+            past = [old @ maps[1] for _ in range(2)]
+            counts = [one.cast(BF16) for one in sums]
+            asked = [phi(mapped, self.linear, half).cast(BF16) for half in range(2)]
+            linear = max_along(asked[0] @ counts[0] + asked[1] @ counts[1], "g")
+            asked = [part.rename("m", "i") for part in asked]
+            kept = [
+                phi(past[half], where(first, 0.0, 1.0), half).cast(BF16).rename("m", "i")
+                for half in range(2)
+            ]
+            out = v @ weights[0]
+            out += before @ weights[1]
+            for operand, state in zip(asked, states, strict=True):
+                out += state.cast(BF16) @ operand
+            for half, operand in enumerate(kept):
+                sums[half] += operand @ ones
+                states[half] += before.rename("n", "i") @ operand
+            out *= (1.0 / (window[0] + window[1] + linear)).rename("m", "i")
             where_out = self.batch, rows(c, "i"), self.head, self.values
             store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
-            for half, part in enumerate(phi(past, where(first, 0.0, 1.0))):
-                operands[half].assign(part.cast(BF16).rename("m", "i"))
-                sums[half] += operands[half] @ ones
-                states[half] += before.rename("n", "i") @ operands[half]
 
     def keys(self, name: str, i: Index, axis: str) -> Tile:
         """The q or k of chunk i, [axis, d]."""
@@ -169,13 +167,13 @@ class _Task:
         return load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
 
 
-def phi(x: Tile, times: Tile) -> Iterator[Tile]:
-    """The softmax of x [rows, n] along n, and that of -x, each so many times."""
-    high, low = max_along(x, "n") * LOG2E, min_along(x, "n") * LOG2E
-    found = exp2(x * LOG2E - high)
-    yield found * (times / sum_along(found, "n"))
-    found = exp2(low - x * LOG2E)
-    yield found * (times / sum_along(found, "n"))
+def phi(x: Tile, times: Tile, half: int) -> Tile:
+    """The softmax of x [rows, n] along n, or that of -x, so many times."""
+    if half:
+        found = exp2(min_along(x, "n") * LOG2E - x * LOG2E)
+    else:
+        found = exp2(x * LOG2E - max_along(x, "n") * LOG2E)
+    return found * (times / sum_along(found, "n"))
 
 
 def reference(values: Mapping[str, NDArray[np.floating]], scale: float) -> Wide:
