@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "reports"
 PICTURES = ROOT / "docs" / "img"
 WIDTHS = {1280: 900, 390: 1500}  # of a window, with its height
-COLOURS = 128  # of a picture: a page has few
+COLOURS = 256  # of a picture: a page has few
 TUNED = "examples/tune_gemm_leaky_relu.py:kernel"
 # Page -> the command that writes it into OUT, and the file that it is.
 COMMANDS = {
@@ -66,7 +66,9 @@ def write_pictures(session: Browser) -> None:
         for width, height in WIDTHS.items():
             session.open(PAGES / f"{name}.html", width, height)
             seen = base64.b64decode(session("/screenshot", method="GET"))
-            picture = image.open(io.BytesIO(seen)).convert("RGB").quantize(COLOURS, dither=0)
+            picture = image.open(io.BytesIO(seen)).convert("RGB")
+            # By coverage: a legend's colours are few pixels, and median cut mixed them.
+            picture = picture.quantize(COLOURS, image.Quantize.MAXCOVERAGE, dither=0)
             picture.save(PICTURES / f"report_{name}_{width}.png", optimize=True)
 
 

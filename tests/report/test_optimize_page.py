@@ -122,10 +122,10 @@ def test_a_step_ends_with_its_block() -> None:
     [
         (
             (10.0, 11.0),
-            "As measured the next of 2 kernels, other, takes 10.0% longer. By the model its tasks",
+            "Measured, the next of 2 kernels, other, takes 10.0% longer. By the model its tasks",
         ),
         ((10.0, None), "takes 20.0% less; it was not measured at these sizes, this one was"),
-        ((None, None), "By the model the next of 2 kernels, other, takes 20.0% less."),
+        ((None, None), "By the model, the next of 2 kernels, other, takes 20.0% less."),
     ],
 )
 def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:

@@ -229,16 +229,16 @@ class Facts:
         if best is None or not others:
             return self._beats_by_cycles()
         after = others[0]
-        ratio, how, left = after.predicted / best.predicted, "By the model", ""
+        ratio, how, left = after.predicted / best.predicted, "By the model,", ""
         if best.measured is not None and after.measured is not None:
-            ratio, how = after.measured / best.measured, "As measured"
+            ratio, how = after.measured / best.measured, "Measured,"
         elif best.measured is not None or self.recorded:
             left = "; it was not measured at these sizes, this one was"
         share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'}"
         if share.startswith("0.0%"):
             share = "as long"
         told = f"{how} the next of {len(self.rivals)} kernels, {after.name}, takes {share}{left}."
-        if self.result.space and how == "By the model" and 1.0 > ratio >= 1.0 / TIE:
+        if self.result.space and how == "By the model," and 1.0 > ratio >= 1.0 / TIE:
             return f"{told} It errs by more: of those that tie the plainest was built."
         slower = ratio > 1.0 + NOTED
         return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
