@@ -353,17 +353,21 @@ def _in_pairs(values: Values, op: Op, names: Names, single: list[str]) -> list[s
     whole sector, of which single elements would write every second one."""
     source, array = op.srcs[0], op.array
     assert array is not None
-    at = At("tile", i="2 * j")
-    offset, inside = values.address(op, source.type, at, names)
-    pair = ", ".join(values.element(source, At("tile", i=i), names) for i in ("2 * j", "2 * j + 1"))
+    at = At("tile", i="4 * j + 2 * h", half="h")
+    offset, rows, column = values.bounds(op, source.type, at, names)
+    places = [At("tile", i=f"4 * j + 2 * h + {n}", half="h") for n in (0, 1)]
+    pair = ", ".join(values.element(source, place, names) for place in places)
+    count = values.columns(source.type) // 8
     strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
     odd = " | ".join([*strides, c_name(array.dims[-1])])
     address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
     return [
         f"if ((({odd}) & 1) == 0 && {address} % 8 == 0) {{",
-        *indent((*unrolled("t", values.blocks(source.type)),
-                 *unrolled("j", values.columns(source.type) // 4))),
-        f"      if ({inside}) store_pair({array.name}_data + {offset}, {pair});",
+        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", 2))),
+        f"      if ({rows or 'true'}) {{",
+        *[f"        {line}" for line in unrolled("j", count)],
+        f"          if ({column}) store_pair({array.name}_data + {offset}, {pair});",
+        "      }",
         "} else {",
         *indent(single),
         "}",
@@ -380,23 +384,34 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     source, plain = op.srcs[0], direct_store_lines(values, op, names)
     assert op.array is not None
     groups, array = values.columns(source.type) // 8, op.array
-    offset, inside = values.address(
-        op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h"), names
+    offset, rows, column = values.bounds(
+        op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h", half="h"), names
     )
     words = [values.word(source, "t", f"2 * (j + {g}) + h", names) for g in range(4)]
+    pieces = -(-groups // 4)
     strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
     odd = " | ".join([*strides, c_name(array.dims[-1])])
     address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
     return [
         f"if ((({odd}) & 7) == 0 && {address} % 16 == 0) {{",
         *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", 2))),
-        "  #pragma unroll",
-        f"      for (int q = 0; q < {groups}; q += 4) {{",
-        f"        const int j = ::min(q, {groups - 4});",
-        f"        unsigned w[4] = {{{', '.join(words)}}};",
-        "        quad_exchange(w, lane % 4);",
-        f"        if ({inside})",
-        f"          store_16_bytes({array.name}_data + {offset} - thread_col, w);",
+        # Lanes exchange words: a warp goes on together, where one of its rows is inside.
+        f"      if (__any_sync(0xffffffffu, {rows or 'true'})) {{",
+        f"        unsigned w[{pieces}][4];",
+        "        #pragma unroll",
+        f"        for (int q = 0; q < {pieces}; ++q) {{",
+        f"          const int j = ::min(4 * q, {groups - 4});",
+        *[f"          w[q][{g}] = {word};" for g, word in enumerate(words)],
+        "          quad_exchange(w[q], lane % 4);",
+        "        }",
+        f"        if ({rows or 'true'}) {{",
+        "          #pragma unroll",
+        f"          for (int q = 0; q < {pieces}; ++q) {{",
+        f"            const int j = ::min(4 * q, {groups - 4});",
+        f"            if ({column})",
+        f"              store_16_bytes({array.name}_data + {offset} - thread_col, w[q]);",
+        "          }",
+        "        }",
         "      }",
         "} else {",
         *indent(plain),

@@ -311,11 +311,17 @@ class Values(RegisterTiles):
 
     def address(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str]:
         """(element offset, in-bounds condition) of a direct access to global memory."""
+        offset, *checks = self.bounds(op, kind, at, names)
+        return offset, " && ".join(one for one in checks if one)
+
+    def bounds(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str, str]:
+        """The element offset of a direct access to global memory, and when it is in bounds: in all
+        dimensions but the last, and in that."""
         assert op.array is not None
         inner = {axis: self.place(axis, kind.size(axis), at) for axis in kind.names}
         terms: list[str] = []
-        checks: list[str] = []
         last = len(op.spans) - 1
+        before, along = list[str](), list[str]()
         for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
             start = c_index(span.start, names)
             place = start
@@ -323,6 +329,7 @@ class Values(RegisterTiles):
                 place = f"({start} + {_digit(op.spans, number, inner[span.axis])})"
             # As an unsigned number what is negative is past every end.
             below = span.start.signed
+            checks = along if number == last else before
             checks.append(
                 f"static_cast<unsigned>({place}) < static_cast<unsigned>({c_name(dim)})"
                 if below
@@ -332,7 +339,7 @@ class Values(RegisterTiles):
                 checks.append(f"{place} < {c_index(span.stop)}")
             stride = "" if number == last else f" * {op.array.name}_stride{number}"
             terms.append(f"static_cast<long long>({place}){stride}")
-        return " + ".join(terms), " && ".join(checks)
+        return " + ".join(terms), " && ".join(before), " && ".join(along)
 
     def word(self, var: Var, t: str, i: str, names: dict[str, str]) -> str:
         """Packed word `i` of a 16-bit tile: two neighbouring columns."""
