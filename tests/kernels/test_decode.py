@@ -90,6 +90,28 @@ def test_emitted_kernels_give_attention():
         assert close(config, got, want), name
 
 
+FEW = ("dense", "one part", "pages of 16", "sinks", "soft cap", "8 bits", "8 bits, pages of 16")
+
+
+def test_kernels_of_few_rows_give_the_bits_of_others_and_refuse_more_rows():
+    configs = [one for n in FEW for one in (CASES[n][0], replace(CASES[n][0], few=True))]
+    blocks = [lowered(decode(config), decode_policy(config)) for config in configs]
+    sources = [emit(block) for block in blocks]
+    library = emulate.compile_all(sources, None)
+    for number, name in enumerate(FEW):
+        config, lengths, queries = CASES[name]
+        arrays, _ = decode_case(config, lengths, queries, heads=1)
+        every, few = (
+            emulate.run(library, n, sources[n], blocks[n].placement.program, arrays, blocks=2)
+            for n in (2 * number, 2 * number + 1)
+        )
+        assert "!(i & 2)" in sources[2 * number + 1].text
+        assert same(few, every), name
+    arrays, _ = decode_case(replace(CASES["dense"][0], group=9), (70,), heads=1)
+    with pytest.raises(emulate.Fault, match="trap"):
+        emulate.run(library, 1, sources[1], blocks[1].placement.program, arrays, blocks=2)
+
+
 @pytest.mark.parametrize("page", [None, 32])
 def test_a_length_beyond_the_cache_is_all_of_it(page):
     config = DecodeConfig(group=4, head_dim=64, page=page)

@@ -25,6 +25,7 @@ from warploom.codegen.cuda.tasks import task_lines, waits_in_roles
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.codegen.ir.layout import CHUNK
+from warploom.codegen.ir.plan import LOWER_ROWS
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.text import block_text
@@ -134,6 +135,8 @@ class Printer:
                 "const unsigned shared = smem_address(shared_raw);",
                 "if (shared % 1024) __trap();  // swizzled tiles need it; drivers give it",
             ]
+        if self.plan.lower_rows:
+            lines += [f"if ({dim} > {LOWER_ROWS}) __trap();" for dim in self._rows()]
         if self.plan.dependent:
             lines.append("start_next_grid();")
         who = [
@@ -154,6 +157,16 @@ class Printer:
         if self.plan.dependent and not waits_in_roles(self.plan):
             lines.append("wait_previous_grid();")
         return lines
+
+    def _rows(self) -> list[str]:
+        """The dimensions of arrays that are stored along the rows of matmuls."""
+        found = dict[str, None]()
+        for op in self.program.ops():
+            array = op.array if op.id in self.facts.stores else None
+            for span, dim in zip(op.spans, array.dims, strict=True) if array else ():
+                if span.size is not None and self.placement.lies(span.axis) == "rows":
+                    found[c_name(dim)] = None
+        return list(found)
 
     def _ring_addresses(self) -> list[str]:
         layout, lines = self.layout, list[str]()

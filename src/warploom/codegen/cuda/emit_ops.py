@@ -49,6 +49,10 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     assert op.dst is not None
     group = OPS[op.kind].group
     if crosses_rows(values.placement, op):
+        if values.halves == 1:
+            raise InputError(
+                f"{op.where}: {op.kind} over rows with lower_rows: expected ops of single rows"
+            )
         return ALONG_ROWS[op.kind](values, op, names)
     if over_lanes(values.placement, op) and op.kind in ALONG_LANES:
         return ALONG_LANES[op.kind](values, op, names)
@@ -107,13 +111,13 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     if word:
         blocks, count = values.extents(op.dst.type)
         line = f"    {c_name(op.dst.name)}[t][i] = {word};"
-        return [*unrolled("t", blocks), *unrolled("i", count), line]
+        return [*unrolled("t", blocks), *values.each(count, 2), line]
 
     def value(at: At) -> str:
         text = values.expression(op, at, names, rounds=not packed)
         return text if packed else rounded(op, text)
 
-    lines = _assign(values, op.dst, value)
+    lines = _assign(values, op.dst, value, whole=op.kind == "fill")
     if not (vectors := values.fragments_of(op)):
         return lines
     reads = [line for var in vectors for line in _quads_read(var)]
@@ -169,22 +173,28 @@ def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
     condition = values.element(op.srcs[0], At("tile", i="2 * i"), names)
     left, right = (values.word(src, "t", "i", names) for src in op.srcs[1:])
     line = f"    {c_name(op.dst.name)}[t][i] = {condition} ? {left} : {right};"
-    return [*unrolled("t", blocks), *unrolled("i", count), line]
+    return [*unrolled("t", blocks), *values.each(count, 2), line]
 
 
-def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:
+def _assign(
+    values: Values, dst: Var, expression: Callable[[At], str], whole: bool = False
+) -> list[str]:
+    """A value for every element that a thread holds; `whole`: of rows that are not there, too."""
     form, name = values.form(dst.type), c_name(dst.name)
     extents = values.extents(dst.type)
     if form == "scalar":
         return [f"{name} = {expression(At('scalar'))};"]
     if form in ("col", "lane"):
         return [*unrolled("i", extents[0]), f"    {name}[i] = {expression(At(form))};"]
-    if form == "tile" and dst.type.dtype.name in PACKED:
+    packed = form == "tile" and dst.type.dtype.name in PACKED
+    if packed:
         low, high = expression(At("tile", i="2 * i")), expression(At("tile", i="2 * i + 1"))
         body = f"{name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
     else:
         body = f"{name}[t][i] = {expression(At(form))};"
-    return [*unrolled("t", extents[0]), *unrolled("i", extents[1]), f"    {body}"]
+    some = unrolled("i", values.halves) if form == "row" else values.each(extents[1], 1 + packed)
+    some = unrolled("i", extents[1]) if whole else some
+    return [*unrolled("t", extents[0]), *some, f"    {body}"]
 
 
 def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -203,7 +213,7 @@ def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
 def _fragment_words(values: Values, dst: Var, word: str) -> list[str]:
     blocks, words = values.blocks(dst.type), values.columns(dst.type) // 8
     line = f"    {c_name(dst.name)}[t][i] = {word};"
-    return [*unrolled("t", blocks), *unrolled("i", words), line]
+    return [*unrolled("t", blocks), *values.each(words, 2), line]
 
 
 def _fragment_word(values: Values, kind: TileType, source: Var, names: Names) -> str:
@@ -274,9 +284,9 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
         *unrolled("t", blocks),
         "{",
         f"  {name}[t][0] = {name}[t][1] = {identity};",
-        *indent(unrolled("i", count)),
+        *indent(values.each(count)),
         f"    {half} = {join(half, element)};",
-        *indent(unrolled("i", 2)),
+        *indent(unrolled("i", values.halves)),
         "  #pragma unroll",
         "    for (int step = 1; step < 4; step *= 2)",
         f"      {lane} = {join(lane, shuffled)};",
@@ -308,10 +318,10 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     else:
         write = f"write_{dtype}({pointer}, {element});"
     if form == "row":
-        blocks, halves = values.extents(source.type)
+        blocks = values.extents(source.type)[0]
         return [
             "if ((threadIdx.x & 3) == 0) {",
-            *indent((*unrolled("t", blocks), *unrolled("i", halves))),
+            *indent((*unrolled("t", blocks), *unrolled("i", values.halves))),
             f"    if ({inside}) {write}",
             "}",
         ]
@@ -363,7 +373,7 @@ def _in_pairs(values: Values, op: Op, names: Names, single: list[str]) -> list[s
     address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
     return [
         f"if ((({odd}) & 1) == 0 && {address} % 8 == 0) {{",
-        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", 2))),
+        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", values.halves))),
         f"      if ({rows or 'true'}) {{",
         *[f"        {line}" for line in unrolled("j", count)],
         f"          if ({column}) store_pair({array.name}_data + {offset}, {pair});",
@@ -384,36 +394,53 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     source, plain = op.srcs[0], direct_store_lines(values, op, names)
     assert op.array is not None
     groups, array = values.columns(source.type) // 8, op.array
-    offset, rows, column = values.bounds(
-        op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h", half="h"), names
-    )
+    half = "h" if values.halves == 1 else ""
+    at = At("tile", i="4 * (j + lane % 4) + 2 * h", half=half)
+    offset, *inside = values.bounds(op, source.type, at, names)
     words = [values.word(source, "t", f"2 * (j + {g}) + h", names) for g in range(4)]
-    pieces = -(-groups // 4)
     strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
     odd = " | ".join([*strides, c_name(array.dims[-1])])
     address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
+    store = f"store_16_bytes({array.name}_data + {offset} - thread_col"
+    if values.halves == 1:
+        wide = _wide_of_few(words, groups, store, *inside)
+    else:
+        wide = [
+            "#pragma unroll",
+            f"    for (int q = 0; q < {groups}; q += 4) {{",
+            f"      const int j = ::min(q, {groups - 4});",
+            f"      unsigned w[4] = {{{', '.join(words)}}};",
+            "      quad_exchange(w, lane % 4);",
+            f"      if ({' && '.join(one for one in inside if one)})",
+            f"        {store}, w);",
+            "    }",
+        ]
     return [
         f"if ((({odd}) & 7) == 0 && {address} % 16 == 0) {{",
-        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", 2))),
-        # Lanes exchange words: a warp goes on together, where one of its rows is inside.
-        f"      if (__any_sync(0xffffffffu, {rows or 'true'})) {{",
-        f"        unsigned w[{pieces}][4];",
-        "        #pragma unroll",
-        f"        for (int q = 0; q < {pieces}; ++q) {{",
-        f"          const int j = ::min(4 * q, {groups - 4});",
-        *[f"          w[q][{g}] = {word};" for g, word in enumerate(words)],
-        "          quad_exchange(w[q], lane % 4);",
-        "        }",
-        f"        if ({rows or 'true'}) {{",
-        "          #pragma unroll",
-        f"          for (int q = 0; q < {pieces}; ++q) {{",
-        f"            const int j = ::min(4 * q, {groups - 4});",
-        f"            if ({column})",
-        f"              store_16_bytes({array.name}_data + {offset} - thread_col, w[q]);",
-        "          }",
-        "        }",
-        "      }",
+        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", values.halves))),
+        *indent(wide),
         "} else {",
         *indent(plain),
         "}",
+    ]
+
+
+def _wide_of_few(words: list[str], groups: int, store: str, rows: str, column: str) -> list[str]:
+    """All words of the eight rows of a warp before the first store; nothing where the array has
+    none of them. Lanes exchange words, so that a warp goes on together."""
+    pieces = -(-groups // 4)
+    first = f"const int j = ::min(4 * q, {groups - 4});"
+    each = ["#pragma unroll", f"for (int q = 0; q < {pieces}; ++q) {{", f"  {first}"]
+    return [
+        f"    if (__any_sync(0xffffffffu, {rows or 'true'})) {{",
+        f"      unsigned w[{pieces}][4];",
+        *[f"      {line}" for line in each],
+        *[f"        w[q][{g}] = {word};" for g, word in enumerate(words)],
+        "        quad_exchange(w[q], lane % 4);",
+        "      }",
+        *[f"      {line}" for line in each],
+        f"        if ({' && '.join(one for one in (rows, column) if one)})",
+        f"          {store}, w[q]);",
+        "      }",
+        "    }",
     ]

@@ -90,7 +90,7 @@ class StepLines:
         self.plan = block.launch
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
-        self.values = Values(block.placement, block.launch.keep_masks)
+        self.values = Values(block.placement, self.plan.keep_masks, self.plan.lower_rows)
 
     def _acquire(self, step: steps.Acquire, here: Here) -> list[str]:
         ring = self.block.ring(step.ring)

@@ -168,11 +168,22 @@ MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
 
 
 class Values(RegisterTiles):
-    """Declares and reads the register tiles of a kernel; `keep_masks` as in its launch plan."""
+    """Declares and reads the register tiles of a kernel; `keep_masks` and `lower_rows` as in its
+    launch plan."""
 
-    def __init__(self, placement: Placement, keep_masks: bool = False) -> None:
+    def __init__(
+        self, placement: Placement, keep_masks: bool = False, lower_rows: bool = False
+    ) -> None:
         super().__init__(placement)
         self.keep_masks = keep_masks
+        self.halves = 1 if lower_rows else 2  # of 16 rows, 8 each
+
+    def each(self, count: int, together: int = 1) -> list[str]:
+        """The head of a loop over a thread's elements of a tile, `together` in a word: those of
+        rows that are there."""
+        head, line = unrolled("i", count)
+        some = f" if (!(i & {2 // together}))" if self.halves == 1 else ""
+        return [head, line + some]
 
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
@@ -186,7 +197,9 @@ class Values(RegisterTiles):
             word = "unsigned"
         if self.is_fragment(var):
             word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
-        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
+        # Matmuls read the words of all rows.
+        begin = " = {}" if self.halves == 1 and word == "unsigned" else ""
+        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)}{begin};"
 
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
         """The expression of one element of a variable, inlined ops expanded. Of a tile in a slot

@@ -45,6 +45,9 @@ def check_version(data: Mapping[str, Any], schema: str, origin: str) -> None:
         )
 
 
+LOWER_ROWS = 8  # of every 16 of a matmul: those of which a thread holds the first elements
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
     """How the grid is laid over the GPU and how the block's tiles are cut.
@@ -106,6 +109,8 @@ class LaunchPlan:
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
+    lower_rows      arrays have at most `LOWER_ROWS` of the rows that matmuls have: what threads
+                    hold of the other rows of 16 is not computed (a launch with more rows traps)
     share_vectors   vectors along columns that are loaded outside of loops go through shared memory,
                     an element a thread: else every quad of lanes loads what it needs itself
     block_dim_warps is derived from the groups
@@ -142,6 +147,7 @@ class LaunchPlan:
     keep_masks: bool = False
     l2_promotion: int = 256
     share_vectors: bool = False
+    lower_rows: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.cluster[1] <= MOST_BLOCKS:
@@ -205,6 +211,11 @@ class LaunchPlan:
         if self.l2_promotion not in (128, 256):
             raise InputError(
                 f"launch plan: l2_promotion={self.l2_promotion}, expected 128 or 256 bytes"
+            )
+        if self.lower_rows and (self.store != "direct" or self.skip_unit or self.skip_voted):
+            raise InputError(
+                f"launch plan: lower_rows with store={self.store!r}, skip_unit={self.skip_unit}, "
+                f"skip_voted={self.skip_voted}: expected stores from registers, and no votes"
             )
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 16:
             raise InputError(

@@ -98,6 +98,7 @@ class DecodeConfig:
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     sinks    each head weighs one score more, a number of its own without a value
     split    the keys of a sequence are cut into parts, which `combine` joins
+    few      at most 8 packed rows: of 16 rows of a tile the others are not computed
     once     no SM has more than one task
     ragged   SMs take parts as they come, because sequences may have few keys or many
     part     keys of a part; None: equal parts, as many as there are `splits`
@@ -118,6 +119,7 @@ class DecodeConfig:
     sinks: bool = False
     split: bool = True
     part: int | None = None
+    few: bool = False
     once: bool = False
     ragged: bool = False
     twin: bool = False
@@ -164,6 +166,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode once=True ragged={self.ragged} mixed={self.mixed}: expected tasks that "
                 "are shared out beforehand"
+            )
+        if self.few and (self.mixed or self.value_dim or self.tile[0] > FEW):
+            raise InputError(
+                f"decode few=True mixed={self.mixed} value_dim={self.value_dim} tile={self.tile}: "
+                f"expected tiles of {FEW} rows, neither mixed batches nor latent attention"
             )
         if self.sinks and (self.mixed or self.value_dim):
             raise InputError(
@@ -465,6 +472,7 @@ def decode_policy(config: DecodeConfig) -> Policy:
         reads_ahead=config.page is not None and not config.narrow,
         skip_unit=config.lazy,
         l2_promotion=128,
+        lower_rows=config.few,
     )
     # The producer, which holds the numbers of pages, would spill with fewer.
     registers = (56, 224) if config.page and config.lazy else (40, 232)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from warploom.codegen.ir.plan import LOWER_ROWS
 from warploom.kernels.attention.decode import FEW, DecodeConfig
 
 MOST_SPLITS = 128
@@ -50,7 +51,8 @@ def planned(
     # Blocks of as many bytes, whatever the elements have.
     one_tile = rows <= FEW or config.value_dim  # whose columns the groups share out
     wide = not one_tile or (config.narrow and not config.value_dim)
-    config = replace(config, tile=(FEW if one_tile else 2 * FEW, 128 if wide else 64))
+    few = rows <= LOWER_ROWS and not config.value_dim
+    config = replace(config, tile=(FEW if one_tile else 2 * FEW, 128 if wide else 64), few=few)
     if config.part:
         return Plan(config, max(1, -(-keys // config.part)))
     tiles = -(-rows // config.tile[0])
