@@ -478,7 +478,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("build", "run", "merge"))
     parser.add_argument("paths", nargs="*", type=Path, help="the cache, or files of rows to merge")
-    parser.add_argument("--only", default="", help="cases that contain one of these")
+    parser.add_argument("--only", default="", help="cases of these names, or that contain one")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after them")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     args = parser.parse_args()
@@ -494,7 +494,10 @@ def main() -> None:
         return
     if args.paths:
         os.environ["WARPLOOM_CACHE"] = str(args.paths[0].resolve())
-    chosen = tuple(Case(n) for n in CASES if any(one in n for one in args.only.split(",")))
+    asked = args.only.split(",")  # whole names, or parts of them
+    chosen = tuple(
+        Case(n) for n in CASES if n in asked or any(one in n for one in asked if one not in CASES)
+    )
     if args.what == "build":
         build_all(chosen)
     else:

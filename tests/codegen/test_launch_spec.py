@@ -72,6 +72,12 @@ def test_a_plan_says_how_much_is_fetched_around_a_copy() -> None:
         LaunchPlan(l2_promotion=64)
 
 
+@pytest.mark.parametrize("more", [{}, {"store": "direct", "skip_unit": True}])
+def test_lower_rows_want_stores_from_registers_and_no_votes(more):
+    with pytest.raises(InputError, match="lower_rows with store="):
+        LaunchPlan(lower_rows=True, **more)
+
+
 def test_the_grid_is_one_block_a_task_up_to_what_the_gpu_holds(matmul: Built) -> None:
     few = matmul.interface.launch_spec({"m": 256, "n": 256, "k": 64}, GPU)
     many = matmul.interface.launch_spec({"m": 8192, "n": 8192, "k": 64}, GPU)

@@ -13,6 +13,7 @@ from warploom.autosched.schedules import compiled, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
+from warploom.errors import InputError
 from warploom.kernels.attention.combine import combine
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.decode_plan import planned
@@ -110,6 +111,14 @@ def test_kernels_of_few_rows_give_the_bits_of_others_and_refuse_more_rows():
     arrays, _ = decode_case(replace(CASES["dense"][0], group=9), (70,), heads=1)
     with pytest.raises(emulate.Fault, match="trap"):
         emulate.run(library, 1, sources[1], blocks[1].placement.program, arrays, blocks=2)
+
+
+@pytest.mark.parametrize("more", [{"tile": (128, 128)}, {"head_dim": 576, "value_dim": 512}])
+def test_few_rows_are_of_a_tile_of_64_and_not_latent(more):
+    with pytest.raises(InputError, match="few=True"):
+        DecodeConfig(few=True, **more)
+    assert planned(DecodeConfig(group=8), 8, 1, 1024, 132).config.few
+    assert not planned(DecodeConfig(group=9), 8, 1, 1024, 132).config.few
 
 
 @pytest.mark.parametrize("page", [None, 32])
