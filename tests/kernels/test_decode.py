@@ -1,5 +1,6 @@
 """Decode attention against float64: interpreted, under random interleavings, and as emitted."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -119,6 +120,18 @@ def test_few_rows_are_of_a_tile_of_64_and_not_latent(more):
         DecodeConfig(few=True, **more)
     assert planned(DecodeConfig(group=8), 8, 1, 1024, 132).config.few
     assert not planned(DecodeConfig(group=9), 8, 1, 1024, 132).config.few
+
+
+def test_what_is_read_once_leaves_l2_first():
+    def loads(config):
+        text = emit(lowered(decode(config), decode_policy(config))).text
+        found = re.findall(r"(tma_load_4d\w*)\((\w)_base", text)
+        return {array: name for name, array in found}
+
+    once, usual = "tma_load_4d_once", "tma_load_4d"
+    assert loads(DecodeConfig(page=64)) == {"q": usual, "k": once, "v": once}
+    high = DecodeConfig(group=8, causal=True, tile=(128, 128))  # tiles of one sequence share keys
+    assert set(loads(high).values()) == {usual}
 
 
 @pytest.mark.parametrize("page", [None, 32])

@@ -33,7 +33,8 @@ def fill_lines(
     assert op.dst is not None
     ring, buffer = block.home(op.dst.name)
     tile, blocks = block.placement.shared[op.dst.name][1], copy.blocks
-    name, text = tma_load(len(op.spans), blocks > 1)
+    inside = any(op in loop.body for loop in block.placement.program.loops())
+    name, text = tma_load(len(op.spans), blocks > 1, block.launch.read_once and inside)
     helpers[name] = text
     slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes}"
     bar = f"{ring.name}_full + {ring.name}_cursor.slot * 8"

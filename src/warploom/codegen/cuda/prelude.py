@@ -51,16 +51,23 @@ def memory_type(kind: DType) -> str:
     return kind.name.capitalize() if kind.name in (*HALVES, *FP8, "int8") else kind.kind
 
 
-def tma_load(rank: int, multicast: bool) -> tuple[str, str]:
-    """Name and text of the bulk tensor load of that rank."""
+EVICT_FIRST = "0x12f0000000000000"  # what createpolicy.fractional.L2::evict_first gives
+
+
+def tma_load(rank: int, multicast: bool, once: bool = False) -> tuple[str, str]:
+    """Name and text of the bulk tensor load of that rank; `once`: of what L2 gives up first."""
     coords = ", ".join(f"int c{i}" for i in range(rank))
     holes = ", ".join(f"%{i + 3}" for i in range(rank))
     uses = ", ".join(f'"r"(c{i})' for i in range(rank))
-    name = f"tma_load_{rank}d" + ("_multicast" if multicast else "")
+    name = f"tma_load_{rank}d" + ("_multicast" if multicast else "") + ("_once" if once else "")
     extra = ", unsigned short mask" if multicast else ""
     cast = ".multicast::cluster" if multicast else ""
     hole = f", %{rank + 3}" if multicast else ""
     use = ', "h"(mask)' if multicast else ""
+    if once:
+        cast += ".L2::cache_hint"
+        hole += f", %{rank + 3 + multicast}"
+        use += f', "l"({EVICT_FIRST}ull)'
     text = f"""\
 DEVICE void {name}(unsigned to, const TensorMap* map, unsigned bar, {coords}{extra}) {{
   asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global"

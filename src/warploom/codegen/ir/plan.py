@@ -109,6 +109,7 @@ class LaunchPlan:
                     cut by words that are made once a task, one register for two elements, and not
                     by comparisons in every iteration
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
+    read_once       what loops load is read once: L2 gives it up before everything else
     lower_rows      arrays have at most `LOWER_ROWS` of the rows that matmuls have: what threads
                     hold of the other rows of 16 is not computed (a launch with more rows traps)
     share_vectors   vectors along columns that are loaded outside of loops go through shared memory,
@@ -147,6 +148,7 @@ class LaunchPlan:
     keep_masks: bool = False
     l2_promotion: int = 256
     share_vectors: bool = False
+    read_once: bool = False
     lower_rows: bool = False
 
     def __post_init__(self) -> None:

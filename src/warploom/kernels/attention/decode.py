@@ -464,17 +464,29 @@ def decode_policy(config: DecodeConfig) -> Policy:
         persistent=not config.once,
         store="direct",
         dependent=True,
-        # The list of tasks of a mixed batch may be in the making. A part is few blocks; more than
-        # one ahead on all SMs delays the first.
-        fetch_early=0 if config.mixed else 1 if config.split and config.once else depth,
+        fetch_early=_fetched_early(config, depth),
         task_rings={} if config.once else {"q_t": 2},
         tile_scheduler="dynamic" if config.ragged else "static",
-        reads_ahead=config.page is not None and not config.narrow,
+        reads_ahead=config.page is not None and not (config.narrow and height > FEW),
         skip_unit=config.lazy,
         l2_promotion=128,
+        read_once=not config.mixed and height == FEW,
         lower_rows=config.few,
     )
-    # The producer, which holds the numbers of pages, would spill with fewer.
+    # The producer, which holds the numbers of pages, would spill with fewer. One group of 8 bits
+    # leaves more to the warps beside it, which turn values.
     registers = (56, 224) if config.page and config.lazy else (40, 232)
+    if config.narrow and height == FEW:
+        registers = (104, 232)
     order = "overlapped-early" if config.lazy else "overlapped"
     return Policy(order, launch, height // FEW, depth, registers=registers)
+
+
+def _fetched_early(config: DecodeConfig, depth: int) -> int:
+    """Iterations whose keys L2 is asked for early. A part is few blocks, and so is what pages of 8
+    bits hold: more than one ahead on all SMs delays the first. The list of tasks of a mixed batch
+    may be in the making."""
+    if config.mixed:
+        return 0
+    few = config.split and config.once
+    return 1 if few or (config.narrow and config.page is not None) else depth

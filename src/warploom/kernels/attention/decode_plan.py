@@ -16,7 +16,8 @@ BLOCK_BYTES = 64 * 128 * 2  # of keys, in a block that these are of
 TASK_US, ALONE_US, TOGETHER_US, COMBINE_US, PART_US = 2.0, 0.72, 0.975, 0.5, 0.1
 # Latent attention: a task, a block of keys, and an element that a part leaves for `combine`.
 LATENT_TASK_US, LATENT_US, LEFT_US = 6.0, 1.4, 1.2e-6
-LONG, SHARE = 8192, 2048  # keys of a long cache, and of its parts where there are others to read
+# Keys of a long cache, and bytes of an element times keys of its parts, where there are others.
+LONG, SHARE = 8192, 4096
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,9 @@ def planned(
         return rounds * (TASK_US + -(-blocks // parts) * block) + joined
 
     chosen = splits or min(range(1, min(MOST_SPLITS, blocks) + 1), key=cost)
-    if one_tile and not (splits or config.value_dim or config.narrow) and 2 * tasks > sms:
-        # Enough tasks for all SMs: of long caches parts, for lengths that differ. With 8 bits the
-        # warps that turn values have no registers left for it.
-        parts = min(MOST_SPLITS, keys // SHARE) if keys >= LONG else 1
+    if one_tile and not (splits or config.value_dim) and 2 * tasks > sms:
+        # Enough tasks for all SMs: of long caches parts, for lengths that differ.
+        parts = min(MOST_SPLITS, keys * config.dtype.bytes // SHARE) if keys >= LONG else 1
         chosen = max(chosen, parts)
         config = replace(config, ragged=chosen > 1)
     packed = queries > 1 and not config.value_dim
