@@ -12,8 +12,9 @@ import typer
 
 from warploom.autosched.schedules import NAMES
 from warploom.autosched.selected import Selected
-from warploom.cli.options import Json, Name, Out, Settings, settings_of
-from warploom.codegen.compile.build import ALLOWED, BUILD_ARCHITECTURES, certified
+from warploom.cli.named import Gpu, Name
+from warploom.cli.options import Json, Out, Settings, say, settings_of
+from warploom.codegen.compile.build import ALLOWED, certified
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import PASSES, START, lower
@@ -29,7 +30,7 @@ AFTER = (START, *PASSES)  # what --print-after knows
 def build(
     name: Name,
     out: Out,
-    gpu: Annotated[str, typer.Option(metavar="GPU", help=", ".join(BUILD_ARCHITECTURES))] = "h200",
+    gpu: Gpu = "h200",
     settings: Settings = None,
     schedule: Annotated[
         str,
@@ -64,7 +65,7 @@ def build(
     if schedule.endswith(".json"):
         chosen = from_file(Path(schedule), name, given, gpu)
     else:
-        chosen = select(name, given, gpu, schedule, allow=accepted, say=_say)
+        chosen = select(name, given, gpu, schedule, allow=accepted, say=say)
     chosen = replace(chosen, allow=(*chosen.allow, *accepted))
     if print_after:
         print_passes(chosen, print_after)
@@ -98,8 +99,3 @@ def print_passes(chosen: Selected, wanted: str) -> None:
             typer.echo(f"# after {name}\n{block_text(block)}", err=True)
 
     lower(chosen.program, chosen.schedule, show)
-
-
-def _say(text: str) -> None:
-    """Progress, beside the result."""
-    typer.echo(text, err=True)

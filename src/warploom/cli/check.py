@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.options import Json
+from warploom.cli.options import Json, say
 from warploom.errors import CheckFailed
 from warploom.flows import export as flow
 
@@ -20,7 +20,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Build the kernels of an export again; exit 1 where one is worse than its manifest says."""
-    rows = flow.check(manifest, lambda text: typer.echo(text, err=True))
+    rows = flow.check(manifest, say)
     if as_json:
         typer.echo(json.dumps(rows))
     for row in [] if as_json else rows:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from warploom.cli.options import Json
 from warploom.derive.compare import compare_gpus, table
 from warploom.derive.cost.gpu import gpu as machine
 from warploom.derive.cost.structure import MAX_STREAMS
@@ -47,7 +48,7 @@ def derive(
     sizes: Annotated[
         list[str] | None, typer.Option("--set", metavar="AXIS=SIZE", help="repeatable")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: Json = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="write the drawing here")] = None,
     objective: Annotated[
         str, typer.Option(metavar="time|energy", help="what is least, on a GPU")

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from warploom import __version__
+from warploom.cli.options import Json
 from warploom.errors import ToolMissing, WarploomError
 from warploom.runtime import nvrtc
 from warploom.runtime.driver import device_count, device_info
@@ -55,7 +56,7 @@ class Line:
     install: str = ""
 
 
-def doctor(json_output: bool = typer.Option(False, "--json", help="print JSON")) -> None:
+def doctor(json_output: Json = False) -> None:
     """Print what is here: Python, GPUs, compilers, optional packages, and what to install."""
     lines = [*_basics(), *_gpus(), *_tools(), *_packages()]
     if json_output:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from warploom.cli.options import Json, Settings, settings_of
+from warploom.cli.options import Json, Out, Settings, say, settings_of
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.flows import export as flow
 from warploom.integrations.exports.forms import FORMS
@@ -23,7 +22,7 @@ def export(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="FORM", help=", ".join(FORMS))],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="folder to write")],
+    out: Out,
     settings: Settings = None,
     gpu: Annotated[
         str | None,
@@ -34,14 +33,9 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write kernels with their launcher and manifest.json to a folder that runs on its own."""
-    files = flow.export(kernels, to, out, settings_of(settings), gpu, _say)
+    files = flow.export(kernels, to, out, settings_of(settings), gpu, say)
     size = sum(path.stat().st_size for path in files)
     if as_json:
         typer.echo(json.dumps({"files": [str(path) for path in files], "bytes": size}))
         return
     typer.echo(f"{len(files)} files, {size:,} B -> {out}")
-
-
-def _say(text: str) -> None:
-    """Progress, beside the result."""
-    typer.echo(text, err=True)

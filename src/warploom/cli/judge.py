@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from warploom.cli.options import Json, Seed
+from warploom.cli.options import Html, Json, Seed
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
 
@@ -36,9 +35,7 @@ def judge(
         ),
     ] = None,
     seed: Seed = 0,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write one self-contained HTML page")
-    ] = None,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """Is it right, is it faster, does it cheat? Exit 0 pass, 1 refused, 2 bad input."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,8 @@ from typing import Annotated
 import typer
 
 from warploom.autosched.schedules import NAMES
-from warploom.cli.options import Gpu, Name, Settings, settings_of
+from warploom.cli.named import Hopper, Name
+from warploom.cli.options import Json, Settings, say, settings_of
 from warploom.engine.points import Space, described
 from warploom.engine.search import EFFORTS
 from warploom.errors import InputError, Interrupted
@@ -26,7 +26,7 @@ def optimize(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="folder for the results")
     ] = None,
-    gpu: Gpu = "h200",
+    gpu: Hopper = "h200",
     settings: Settings = None,
     schedule: Annotated[
         str,
@@ -65,7 +65,7 @@ def optimize(
         bool,
         typer.Option("--trace", help="write trace.json for Perfetto: each step of each warp group"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    as_json: Json = False,
 ) -> None:
     """Search for the fastest kernel of a program, build, check and report it; time it on a GPU."""
     request = OptimizeSettings(
@@ -109,7 +109,7 @@ def _refuse_others(option: str, request: OptimizeSettings, as_json: bool, measur
 
 def _search(request: OptimizeSettings, out: Path, as_json: bool) -> None:
     try:
-        found = run_optimize(request, out, _say)
+        found = run_optimize(request, out, say)
     except KeyboardInterrupt:
         left = f"what lies in {out} is whole" if out.exists() else f"nothing is in {out} yet"
         raise Interrupted(
@@ -126,11 +126,7 @@ def _record(request: OptimizeSettings, shapes: Path, out: Path | None, effort: s
     if out is not None:
         check_folder(out)
     where = None if out is None else out / "tuned.toml"
-    typer.echo(record(request, [settings_of(line) for line in lines], _say, where, effort))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    typer.echo(record(request, [settings_of(line) for line in lines], say, where, effort))
 
 
 def summary(found: Optimized) -> str:

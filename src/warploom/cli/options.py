@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share; nothing here imports a floor."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from typing import Annotated
 
 import typer
 
-from warploom.codegen.compile.build import GPU_ARCHITECTURES
 from warploom.errors import InputError
-from warploom.kernels.library import KERNELS
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", help=f"{', '.join(sorted(KERNELS))}, or FILE.py:OBJECT: your own program"
-    ),
-]
-Gpu = Annotated[str, typer.Option(metavar="GPU", help=", ".join(GPU_ARCHITECTURES))]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="a setting or a size; repeatable"),
@@ -25,6 +16,9 @@ Settings = Annotated[
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="folder for the results")]
 Seed = Annotated[int, typer.Option(metavar="N", help="seed of the random inputs")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="write one self-contained HTML page")
+]
 
 
 def settings_of(texts: list[str] | None) -> dict[str, str]:
@@ -36,3 +30,8 @@ def settings_of(texts: list[str] | None) -> dict[str, str]:
             raise InputError(f"--set {text!r}: expected key=value")
         result[key] = value
     return result
+
+
+def say(text: str) -> None:
+    """Progress, beside the result."""
+    typer.echo(text, err=True)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.options import Json, Name, Seed, Settings, settings_of
+from warploom.cli.named import Name
+from warploom.cli.options import Json, Seed, Settings, settings_of
 from warploom.flows.notebook import PLACES
 from warploom.flows.notebook import run as run_kernel
 

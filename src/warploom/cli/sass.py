@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from warploom.cli.options import Html, Json
 from warploom.cli.page import Command
 from warploom.errors import InputError, WarploomWarning
 from warploom.files import write_text_atomically
@@ -66,11 +67,7 @@ Alias = Annotated[
 Arch = Annotated[
     str | None, typer.Option(metavar="SM", help="of a file for several: which, as sm_90a")
 ]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="plain text on a terminal too")]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="write one self-contained HTML page")
-]
 
 
 @sass.command(cls=Command)

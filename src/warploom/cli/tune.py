@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.options import settings_of
+from warploom.cli.options import Json, Out, settings_of
 from warploom.cli.sass import Alias
 from warploom.errors import InputError, Interrupted, WarploomError
 from warploom.files import check_folder
@@ -67,9 +67,7 @@ Arguments = Annotated[
 
 def tune(
     target: What,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FOLDER", help="folder for the result")
-    ],
+    out: Out,
     search: Annotated[str, typer.Option(metavar="PLAYER", help=PLAYER_HELP)] = "guided",
     measure: Measure = "auto",
     budget: Annotated[
@@ -102,7 +100,7 @@ def tune(
     only: Only = None,
     listing: Listing = False,
     arguments: Arguments = None,
-    json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
+    json_output: Json = False,
 ) -> None:
     """Search for a faster order of a kernel's machine code, verify and test it, and write it.
 

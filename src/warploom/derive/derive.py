@@ -259,7 +259,6 @@ def derive_on(
     dtype: str = "fp16",
     *,
     objective: str = "time",
-    split: bool = True,
     streams: int = MAX_STREAMS,
     lemmas: bool = True,
     share: float = 1.0,
@@ -269,16 +268,23 @@ def derive_on(
     `gpu_name` is a shipped machine's name or the path of a .toml file; `objective` is "time" or
     "energy". `streams` is the most stream loops in one nest (1 for kernels that are to be compiled:
     nests without code are left out), `share` the part of shared memory and registers that tiles may
-    fill; `split`, `lemmas` and what is raised as of `derive`, and `InputError` for unknown names.
+    fill; `lemmas`, and what is raised, as of `derive`, and `InputError` for unknown names.
     """
     machine = gpu(gpu_name)
     machine.flops(dtype)
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}: choose {' or '.join(OBJECTIVES)}")
-    asked = Setting(0, {}, split=split, streams=streams, lemmas=lemmas)
+    asked = Setting(0, {}, split=True, streams=streams, lemmas=lemmas)
     if streams == 1:
         asked = replace(asked, allowed=has_code)
     return _for_gpu(diagram, machine, dtype, objective, share, asked)
+
+
+def derive_unshared(diagram: Diagram, gpu_name: str, dtype: str) -> Derivation:
+    """`derive_on` for kernels that are to be compiled, where blocks share no axis: nothing is left
+    for a second program to join."""
+    asked = Setting(0, {}, streams=1, allowed=has_code)
+    return _for_gpu(diagram, gpu(gpu_name), dtype, "time", 1.0, asked)
 
 
 PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from warploom.autosched.schedules import fitting_name
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.cost.timing import WARP_GROUP_ROWS, row_axis, state_rows
-from warploom.derive.derive import Derivation, derive_on
+from warploom.derive.derive import Derivation, derive_on, derive_unshared
 from warploom.derive.formula.evaluate import evaluate
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.kernel.chunk import of_channels
@@ -80,8 +81,8 @@ def formula_kernel(diagram: Diagram) -> FormulaKernel:
     Raises `InputError` for a formula that takes more than one program, or none.
     """
     counts: list[int] = []
-    for split in (True, False):
-        found = derive_on(diagram, FORMULA_GPU, FORMULA_TYPE, split=split, streams=1)
+    for derived in (partial(derive_on, streams=1), derive_unshared):
+        found = derived(diagram, FORMULA_GPU, FORMULA_TYPE)
         narrow = narrow_in_full(found)
         made = [
             (kernel, program)
