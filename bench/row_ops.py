@@ -41,7 +41,7 @@ DROPPED = "dropout"
 LINE = 8  # elements of an access: QuACK is not asked for other lengths
 ELEMENTS = 1 << 27
 COMPARED = 64  # rows against float64
-ROUNDS = 7
+ROUNDS = 15
 HEAD = 128  # columns of a head that is rotated, of HEADS
 HEADS = 32
 LONG = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[int, ...]] = {
     "rmsnorm residual": (4096, 16384),
     "rmsnorm residual dropout": (4096,),
     "rmsnorm fp8": (4096, 16384),
-    "cross_entropy with its gradient": (4096, 32768, 131072),
+    "cross_entropy with its gradient": (4096, 32768, 131072, 128256),
     "gated": (4096, 14336),
     "gated_backward": (4096, 14336),
     "quantised": (4096, 16384),

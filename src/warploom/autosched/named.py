@@ -145,6 +145,8 @@ def multistage(
                 place_ = after + 1
                 if last_reader.kind == "mma":
                     place_ = _first_toucher(placement, order, by_label, last_reader, after)
+                elif placement.abreast > 1:
+                    place_ = max(place_, _behind_matmul(order, by_label, last_reader))
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
@@ -153,6 +155,17 @@ def multistage(
         loops[loop.index] = write(placement, loop, own, depth, order, slots=slots)
         _check_slots(placement, loop, order, _rings(placement, loop, slots), loops[loop.index])
     return loops
+
+
+def _behind_matmul(order: Sequence[tuple[str, int]], by_label: Mapping[str, Op], reader: Op) -> int:
+    """The place behind the first matmul that takes what an op made of a slot: it waits for what
+    lanes have asked of the slot, which giving the slot back does not. Groups that do tasks abreast
+    keep shared memory so busy that the next copy can come before."""
+    for number, (label, _) in enumerate(order):
+        op = by_label.get(label)
+        if op is not None and op.kind == "mma" and op.id > reader.id and reader.dst in op.srcs:
+            return number + 1
+    return 0
 
 
 def _check_slots(

@@ -59,16 +59,14 @@ def long_convolution(config: ConvolutionConfig) -> Program:
 
 
 def default_policy(config: ConvolutionConfig) -> Policy:
-    """What a configuration gets: three tasks abreast, or two of blocks, whose sums take registers;
-    of sequences that come round two blocks on an SM. x has room for a second slot where it has half
-    the rows; elsewhere its one slot goes back as soon as it is read."""
+    """What a configuration gets: three tasks abreast, or two of blocks, whose sums take registers.
+    x has room for a second slot where it has half the rows; elsewhere its one slot goes back as
+    soon as it is read."""
     plan = LaunchPlan(split="f", abreast=3, store_panels=1)
     if config.blocks:  # the longest tasks first
         plan = plan.with_options(abreast=2, reverse=("rows_tile",))
     elif config.causal:
         return Policy("unpipelined", plan, groups=1, slots={"x": 2})
-    else:
-        plan = plan.with_options(abreast=1, resident=2)
     return Policy("lcsf-early", plan, groups=1, depth=1)
 
 
