@@ -26,9 +26,12 @@ RASTER = 8  # rows of tasks that run at a time
 SCALED_RASTER = 16  # of promoted products that stand alone
 RAGGED_RASTER = 4  # where experts have a few tiles of rows each: 256 of 128 rows took 6 % less
 ONE_TILE = 192  # rows of an expert that mostly has one of these
-# Columns of a tile and the widths that rows get: of elements of 16 bits, and of 8 where an expert
-# mostly has one tile of 256 rows and elsewhere.
+LONG = 4096  # of k, from which on the ends of tasks count little
+# Columns of a tile and the widths that rows get: of elements of 16 bits where an expert mostly has
+# one tile, which leaves room for one panel of results, and elsewhere; of 8 bits where an expert
+# mostly has one tile of 256 rows and k is long, and elsewhere.
 WIDE = (192, tuple(range(24, 217, 24)))
+SOME_WIDE = (192, (40, 72, 96, 120, 136, 152, 168, 184, 208))
 ONE_OF_EIGHT = (128, tuple(range(32, 257, 32)))
 SOME_OF_EIGHT = (192, tuple(range(32, 193, 32)))
 SHARES = (256, (48, 80, 112, 128, 144, 160, 176))  # of experts with many rows, shared out evenly
@@ -92,7 +95,7 @@ def plan_grouped(
     config = replace(config, brought=by_blocks and aligned and config.groups != "rows")
     few, ragged = rows <= FEW_ROWS, config.groups != "none"
     if not few and _turns(config):
-        return _turned(config, rows)
+        return _turned(config, rows, k)
     if config.swiglu:
         tile = (64 if few else 128, 64 if few or config.promoted else 128)
         config = replace(config, tile=tile)
@@ -113,20 +116,20 @@ def _turns(config: GroupedConfig) -> bool:
     return not config.promoted and config.out.bits == PACKED_BITS
 
 
-def _turned(config: GroupedConfig, rows: int) -> GroupedPlan:
+def _turned(config: GroupedConfig, rows: int, k: int) -> GroupedPlan:
     """The plan for rows of experts over columns."""
-    many, narrow = rows >= MANY_ROWS, config.dtype.bits == 8
-    columns, widths = WIDE
+    many, narrow, one = rows >= MANY_ROWS, config.dtype.bits == 8, rows < ONE_TILE
+    columns, widths = WIDE if one else SOME_WIDE
     if config.swiglu:
         columns, widths = HALVES
     elif many:
         columns, widths = SHARES
     elif narrow:
-        columns, widths = ONE_OF_EIGHT if rows < ONE_TILE else SOME_OF_EIGHT
+        columns, widths = ONE_OF_EIGHT if one and k >= LONG else SOME_OF_EIGHT
     turned = replace(config, tile=(widths[-1], columns), widths=widths)
     depth = 3 if columns > WIDE[0] else 4
     raster = RASTER if many else TURNED_RASTER
-    panels = 2 if narrow or many else 1
+    panels = 2 if narrow or many or (columns, widths) == SOME_WIDE else 1
     return GroupedPlan(turned, depth, dynamic=True, raster=raster, panels=panels)
 
 
