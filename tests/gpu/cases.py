@@ -368,6 +368,21 @@ def packed_gradients(name: str, part: str) -> Case:
     return cases[part]
 
 
+def cut_gradients(part: str) -> Case:
+    """One of the kernels of gradients whose last tasks are cut in pieces."""
+    made = import_module("tests.kernels.test_attention_backward")
+    config, rows, keys, heads = made.CUT["cut"]
+    values, _ = made.backward_case(config, rows, keys, heads=heads)
+    for step in ("main", "tail", "settle"):
+        program, policy, allow = gradient_kernel(config, step)
+        arrays: Values = {array.name: values[array.name] for array in program.arrays}
+        if step == part:
+            break
+        values |= interpret(program, arrays)
+    return Case(program, schedule_for(program, policy), arrays, allow=allow,
+                family="attention backward", counters=("turns",))  # fmt: skip
+
+
 def convolution(config: ConvolutionConfig, batch: int = 3) -> Case:
     """Long convolution of so many sequences of two tiles of heads."""
     made = import_module("tests.kernels.test_convolution")
@@ -576,8 +591,12 @@ CASES: dict[str, Callable[[], Case]] = {
         f"backward-packed-{name}-{part}": lambda name=name, part=part: packed_gradients(name, part)
         for name, part in (
             ("causal", "prepare"), ("causal", "main"), ("causal", "finish"), ("short", "main"),
-            ("in-turn", "main"),
+            ("in-turn", "main"), ("wide", "main"), ("long", "main"),
         )
+    },
+    **{
+        f"backward-cut-{part}": lambda part=part: cut_gradients(part)
+        for part in ("main", "tail", "settle")
     },
     "convolution": lambda: convolution(ConvolutionConfig(1024, pairs=2)),
     # Of so many tasks that every group of a block has some.
@@ -588,7 +607,7 @@ CASES: dict[str, Callable[[], Case]] = {
 # racecheck takes no order. It does from arrivals that wait.
 IN_TURN = (
     "full", "fp16", "96", "96-full", "grouped-full", "long-64", "long-64-causal", "long-128",
-    "long-128-causal",
+    "long-128-causal", "packed-wide-main", "packed-long-main", "cut-main", "cut-tail",
 )  # fmt: skip
 CASES |= {
     f"backward-{name}-waiting": lambda name=name: replace(
