@@ -1,6 +1,7 @@
 """Recurrent attention: the program against a loop over rows in float64, and as it is emitted."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Issue, Run
 from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -220,3 +223,20 @@ def test_masks_of_places_alone_are_words_made_once_a_task(of_places):
     rows = slice(0, 9)
     want = np.tril(values["q"][rows] @ values["k"][rows].T) @ values["v"][rows]
     assert np.array_equal(got[rows], want)
+
+
+def test_scores_of_a_chunk_start_before_the_result_of_the_one_before_is_stored():
+    config = CASES["gated"]
+    block = lowered(recurrent(config), default_policy(config))
+    (loop,) = (one for one in block.roles[1].sections if isinstance(one, Pipeline))
+    products = [step for step in loop.steady if isinstance(step, Issue)]
+    scores = next(one for one in products if all(map(block.placement.is_shared, one.op.srcs[:2])))
+    (stored,) = (one for one in loop.steady if isinstance(one, Run) and one.op.kind == "store")
+    assert (scores.stage, stored.stage) == (0, 1)
+    assert loop.steady.index(scores) < loop.steady.index(stored)
+
+
+def test_an_order_that_starts_matmuls_ahead_needs_some_of_loaded_operands_alone():
+    config = CASES["gla"]
+    with pytest.raises(InputError, match="0 matmuls that take loaded operands alone and"):
+        schedule_for(recurrent(config), replace(default_policy(config), order="lcsf-ahead"))

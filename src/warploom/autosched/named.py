@@ -110,6 +110,7 @@ def multistage(
     in_flight: bool = False,
     early_release: bool = False,
     last_behind: bool = False,
+    first_ahead: bool = False,
     slots: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Schedule]:
     """Load-compute-finish, by loop: producers fill rings of `depth` slots, the consumers of `own`
@@ -121,6 +122,8 @@ def multistage(
     back before the first op that needs what was made of it, where the group waits anyway, not at
     the iteration's end. `last_behind`: what is done with the last matmul's result is done one
     iteration later, behind the first matmul there, so that the tensor core has that one meanwhile.
+    `first_ahead`: the first matmuls of loaded operands alone start behind the last one of the
+    iteration before, beside what is done with its result.
     """
     loops: dict[str, Schedule] = {}
     for loop in placement.program.loops():
@@ -152,6 +155,8 @@ def multistage(
                 order.append((f"release {ring}", 0))
         if last_behind:
             order = _with_last_behind(placement, order, by_label)
+        if first_ahead:
+            order = _with_first_ahead(placement, order, by_label, _rings(placement, loop, slots))
         loops[loop.index] = write(placement, loop, own, depth, order, slots=slots)
         _check_slots(placement, loop, order, _rings(placement, loop, slots), loops[loop.index])
     return loops
@@ -225,6 +230,43 @@ def _with_last_behind(
         *order[: first + 1],
         *late[begin : use + 1],
         *order[first + 1 : begin],
+    ]
+
+
+def _with_first_ahead(
+    placement: Placement,
+    order: Sequence[tuple[str, int]],
+    by_label: Mapping[str, Op],
+    rings: Mapping[str, Sequence[str]],
+) -> list[tuple[str, int]]:
+    """The first matmuls of loaded operands alone, up to what reads their results, behind the last
+    one of the iteration before. Slots that they read go back at an iteration's end."""
+    first, made = dict[int, str](), set[str]()
+    for op in by_label.values():
+        if made & {var.name for var in placement.fusion.sources(op)}:
+            break
+        fresh = op.kind == "mma" and len(op.srcs) == 2 and all(map(placement.is_shared, op.srcs))
+        if fresh and op.dst:
+            first[op.id] = op.label
+            made.add(op.dst.name)
+    rest = [label for label, _ in order if label not in first.values()]
+    products = [n for n, x in enumerate(rest) if x in by_label and by_label[x].kind == "mma"]
+    if not first or not products:
+        raise InputError(
+            f"loop of {placement.program.name} with {len(first)} matmuls that take loaded operands "
+            f"alone and {len(products)} others: lcsf-ahead starts some ahead of others"
+        )
+    given = dict[str, int]()
+    for ring, names in rings.items():
+        read = [op.id in first for op in _readers(placement, list(by_label.values()), names)]
+        if any(read):
+            given[f"release {ring}"] = 0 if all(read) else 1
+    last = products[-1] + 1
+    return [
+        *((label, 1) for label in rest[:last] if label not in given),
+        *((label, 0) for label in first.values()),
+        *((label, 1) for label in rest[last:] if label not in given),
+        *sorted(given.items(), key=lambda one: (-one[1], one[0])),
     ]
 
 

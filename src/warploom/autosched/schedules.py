@@ -11,6 +11,8 @@ inflight      the same with one matmul in flight across iterations
 ...-early     these two, and a slot is given back before the first op that needs what was made of it
 lcsf-behind   as lcsf-early, and what is done with the last matmul's result follows the first matmul
               of the next iteration
+lcsf-ahead    as lcsf-early, and the first matmuls of loaded operands alone start behind the last
+              one of the iteration before
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
 ...-early     these two with what the loop does to its last result (rescaling) beside the first
@@ -46,6 +48,7 @@ NAMES = (
     "lcsf-early",
     "inflight-early",
     "lcsf-behind",
+    "lcsf-ahead",
     "overlapped",
     "pingpong",
     "overlapped-early",
@@ -185,13 +188,14 @@ def _named(program: Program, policy: Policy, arch: str) -> KernelSchedule:
     if depth > LEAST_FITTED:
         depth = min(depth, _fitting(placement, plan, arch))
     behind = order.endswith("-behind")
-    early = behind or order.endswith("-early")
+    ahead = order.endswith("-ahead")
+    early = behind or ahead or order.endswith("-early")
     pingpong = order.startswith("pingpong") and count > 1
     if order.startswith(("overlapped", "pingpong")):
         loops = overlapped(placement, own, depth, pingpong, early, policy.slots)
     else:
         in_flight = order.startswith("inflight")
-        loops = multistage(placement, own, depth, in_flight, early, behind, policy.slots)
+        loops = multistage(placement, own, depth, in_flight, early, behind, ahead, policy.slots)
     return KernelSchedule(order, loops, plan, pingpong)
 
 

@@ -91,7 +91,8 @@ def default_policy(config: RecurrentConfig) -> Policy:
     if config.taylor:
         return Policy("multistage", plan)  # 10 % less time than deeper rings
     if stands_upright(config):
-        return Policy("inflight", plan, groups=1)
+        # Mamba-2 takes 3 % less time than with "inflight", simple GLA the same.
+        return Policy("lcsf-ahead", plan, groups=1)
     if config.decay != "channel":
         # Under delta rules a third slot is worth nothing, and in short rows it costs 2 %.
         return Policy("lcsf", plan, depth=2 if config.delta else 0)

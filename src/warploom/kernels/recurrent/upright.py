@@ -40,10 +40,11 @@ class UprightTask(ScalarTask):
             seen = scores * exp2(own + other)
             if self.skip is not None:
                 seen += where(m.equals(n), self.skip, 0.0)
+            seen = where(m >= n, seen, 0.0).cast(BF16)
             added = k.T * weights.ahead.cast(BF16).rename("t", "n")
             state *= weights.whole
             out *= weights.before.rename("t", "m")
-            out += where(m >= n, seen, 0.0).cast(BF16) @ v
+            out += seen @ v
             state += added @ v
             place = self.batch, rows(i, "m"), self.head, self.values
             store(self.arrays["o"], *place, tile=out.cast(BF16))
