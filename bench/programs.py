@@ -9,7 +9,7 @@ the plain PyTorch formula on the same tensors under
 torch.compile(mode="max-autotune-no-cudagraphs"), which tries cuBLAS and Triton's templates; of the
 two attentions FlexAttention compiled the same way. All are checked against the formula in float64
 before bursts in shuffled rounds. Of a program's further shapes only the points that were fastest at
-its first one are tried.
+the first one that `--only` leaves are tried.
 """
 
 from __future__ import annotations
