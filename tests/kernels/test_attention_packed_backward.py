@@ -40,6 +40,7 @@ CASES = {
         1,
     ),
     "wide": (BackwardConfig(head_dim=64, causal=True), (220, 0, 30), (250, 40, 30), 2),
+    "kept": (BackwardConfig(head_dim=96, causal=True), (90, 70), (200, 70), 1),
     "long": (BackwardConfig(causal=True, style=LONG_STYLES[128, True]), (90, 70), (200, 70), 1),
     "window": (BackwardConfig(head_dim=80, causal=True, window=50), (100, 60), (100, 90), 1),
 }
@@ -122,7 +123,7 @@ def test_the_interpreter_gives_the_gradients_of_every_sequence(name):
     assert close(run_parts(config, values, want, run), want)
 
 
-@pytest.mark.parametrize("name", ["causal", "wide", "long", "in-turn"])
+@pytest.mark.parametrize("name", ["causal", "wide", "kept", "long", "in-turn"])
 def test_the_emitted_code_gives_them_too(name):
     config, values, want = packed_case(name)
 

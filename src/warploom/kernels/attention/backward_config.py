@@ -75,7 +75,7 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
     (128, True): Style(turns=True, behind=True, held=True),
 }
 # Of packed sequences under a causal mask, whatever their lengths.
-PACKED_STYLES = {64: LONG_STYLES[64, True]}
+PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
 # Of groups without a causal mask, and by whether there is one, of windows and of sums that have one
 # order.
 GROUPED = {128: Style(turns=True, behind=True, held=True)}
