@@ -42,6 +42,17 @@ def test_every_length_is_right(batch, heads, taps, causal):
     assert error(ops.long_convolution(x, kernel, causal), exact(x, kernel, causal)) < bound
 
 
+@pytest.mark.parametrize("taps, causal", [(1024, True), (8192, True), (1024, False), (4096, False)])
+def test_every_sequence_of_many_is_right(taps, causal):
+    """Where all groups of all blocks have several tasks."""
+    x, kernel = case(19 if taps > 4096 else 67, 128, taps)
+    bands = ops.kernel_spectrum(kernel, taps, causal)
+    right = exact(x, kernel, causal)
+    for _ in range(5):
+        off = ops.long_convolution(x, bands, causal).double() - right
+        assert float((off.norm(dim=-1) / right.norm(dim=-1)).max()) < 2 * BOUND
+
+
 @pytest.mark.parametrize("taps, causal", [(700, True), (2048, True), (1024, False), (4096, False)])
 def test_gates_are_products(taps, causal):
     x, kernel = case(5, 7, taps)
