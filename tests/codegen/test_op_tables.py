@@ -12,7 +12,7 @@ import pytest
 import warploom.tile as t
 from warploom.codegen.analysis.instructions import INSTRUCTIONS
 from warploom.codegen.cuda.emit_ops import ALONG_COLUMNS
-from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, INT_OPS, REDUCE
+from warploom.codegen.cuda.operators import ANY_OPS, FLOAT_OPS, INT_OPS, REDUCE
 from warploom.tile.ops import OPS
 
 ROOT = Path(__file__).parents[2]

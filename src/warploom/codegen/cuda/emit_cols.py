@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from warploom.codegen.analysis.register_tiles import COLUMN_GROUP, PACKED
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.values import At, Values, rounded
+from warploom.codegen.cuda.operators import rounded
+from warploom.codegen.cuda.values import At, Values
 from warploom.errors import InputError
 from warploom.tile import Op
 

@@ -11,7 +11,8 @@ from warploom.codegen.analysis.register_tiles import LANES
 from warploom.codegen.cuda.emit_rows import WARP, combining
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.values import At, Values, rounded
+from warploom.codegen.cuda.operators import rounded
+from warploom.codegen.cuda.values import At, Values
 from warploom.tile import Op
 
 Names = dict[str, str]

@@ -22,14 +22,8 @@ from warploom.codegen.cuda.emit_rows import (
 )
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.values import (
-    GROUP,
-    MOVED,
-    REDUCE,
-    At,
-    Values,
-    rounded,
-)
+from warploom.codegen.cuda.operators import REDUCE, rounded
+from warploom.codegen.cuda.values import GROUP, MOVED, At, Values
 from warploom.errors import InputError
 from warploom.tile import Op, TileType, Var
 from warploom.tile.index import multiple_of

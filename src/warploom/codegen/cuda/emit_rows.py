@@ -13,7 +13,8 @@ from warploom.codegen.analysis.exchanges import WARPS
 from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, REDUCE, At, Values, rounded
+from warploom.codegen.cuda.operators import FLOAT_OPS, INT_OPS, REDUCE, rounded
+from warploom.codegen.cuda.values import At, Values
 from warploom.errors import InputError
 from warploom.tile import Op
 

@@ -14,7 +14,8 @@ from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.emit_rows import WARP
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.values import At, Values, rounded
+from warploom.codegen.cuda.operators import rounded
+from warploom.codegen.cuda.values import At, Values
 from warploom.codegen.ir.block import BlockProgram, Ring
 from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.place import Placement

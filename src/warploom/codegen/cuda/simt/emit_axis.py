@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.operators import FLOAT_OPS, INT_OPS, literal
 from warploom.codegen.cuda.simt.emit_map import rounded
 from warploom.codegen.cuda.simt.emit_memory import Access, unroll
 from warploom.codegen.cuda.simt.places import col, inside_col, peers, row
-from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index, literal
+from warploom.codegen.cuda.values import c_index
 from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
 from warploom.codegen.simt.picks import Pick
 from warploom.codegen.simt.schedule import WARP

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.operators import ANY_OPS, FLOAT_OPS, INT_OPS, literal
 from warploom.codegen.cuda.prelude import memory_type
 from warploom.codegen.cuda.simt.places import col, row
-from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
+from warploom.codegen.cuda.values import c_index
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.errors import InputError
 from warploom.tile import DType, Op

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.operators import literal
 from warploom.codegen.cuda.prelude import memory_type
 from warploom.codegen.cuda.simt.places import row
-from warploom.codegen.cuda.values import c_index, literal
+from warploom.codegen.cuda.values import c_index
 from warploom.codegen.simt.ahead import Slot
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.codegen.simt.schedule import WIDEST_BYTES
