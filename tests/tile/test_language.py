@@ -162,7 +162,7 @@ def test_sums_that_a_store_begins_take_nothing_from_memory(order):
     def body(x, z, counts):
         (task,) = t.grid(tasks=t.size("tasks"))
         turn = {order: (counts, (0,), task)}
-        t.store(z, t.span(0, 4), tile=t.load(x, t.span(0, 4)), add=True, **turn)
+        t.store(z, t.span(0, 4), tile=t.load(x, t.span(0, 4)), add=True, begins=True, **turn)
 
     arrays = {"x": t.array(t.FP32, "m"), "z": t.array(t.FP32, "m")}
     arrays |= {"counts": t.array(t.INT32, "tasks")}

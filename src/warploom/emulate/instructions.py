@@ -303,7 +303,7 @@ FORMS: list[tuple[str, Make]] = [
         ),
     ),
     (
-        r"red(?:\.relaxed|\.release)?(?:\.gpu)?\.global\.add(?:\.noftz)?\.(bf16|f16|f32|u32|s32)",
+        r"red(?:\.relaxed)?(?:\.gpu)?\.global\.add(?:\.noftz)?\.(bf16|f16|f32|u32|s32)",
         _add_global,
     ),
     (

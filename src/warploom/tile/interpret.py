@@ -133,7 +133,7 @@ def _number(read: Read, memory: Mapping[str, Value], symbols: Mapping[str, int],
 def bind(program: Program, arrays: Mapping[str, Value]) -> dict[str, Value]:
     """Copies of the arrays in the element types the program declares; sums that one
     store opens begin at zero."""
-    opened = {op.array.name for op in program.ops() if op.array and op.turn is not None}
+    opened = {op.array.name for op in program.ops() if op.array and op.turn and op.turn.begins}
     memory: dict[str, Value] = {}
     for spec in program.arrays:
         if spec.name not in arrays:

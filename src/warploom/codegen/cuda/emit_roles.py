@@ -128,7 +128,7 @@ class StepCode(StepLines):
                 map_name = self.facts.parameters.stores.get(op.id, "")
                 given, helpers = (path, map_name, self.values), self.helpers
                 store, opening = store_of(*given, op, names, helpers), None
-                if op.turn is not None:
+                if op.turn is not None and op.turn.begins:
                     opening = store_of(*given, replace(op, kind="store"), names, helpers)
                 copy = carried_lines(store, opening, helpers)
                 lines += [

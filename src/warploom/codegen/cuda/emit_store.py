@@ -46,25 +46,28 @@ def store_of(
 
 def carried_lines(store: Store, opening: Store | None, helpers: dict[str, str]) -> list[str]:
     """What the warp that copies a group's panels does: wait for them, copy, give them back.
-    `opening`: the store that writes, where stores have turns."""
+    `opening`: the store that writes, where one begins sums."""
     before, copies, behind = list[str](), store.copies(), list[str]()
     if (turn := store.op.turn) is not None:
-        assert opening is not None
         helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
         count = element_of(turn.counts, turn.at, store.names)
         adders = 1 if store.panels.in_turn else store.values.placement.parts
-        # While the group makes its part: what the counter says takes long to get here.
-        before = [
-            f"const int after = {c_index(turn.number, store.names)} * {adders};",
-            f"if (lane == 0 && after) turn_wait({count}, after);  // every group adds its part",
-        ]
-        copies = ["  if (after) {", *indent(copies), "  } else {", *indent(opening.copies()), "  }"]
-        behind = [f"  {'if (!after) ' if turn.opens else ''}turn_pass({count});"]
+        number = f"{c_index(turn.number, store.names)} * {adders}"
+        before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
+        behind = [f"  turn_pass({count});"]
+        if opening is not None:
+            before = [
+                f"  const int after = {number};",
+                f"  if (after) turn_wait({count}, after);  // every group adds its part in turn",
+            ]
+            copies = ["  if (after) {", *indent(copies), "  } else {", *indent(opening.copies())]
+            copies.append("  }")
+            behind = [f"  {'if (!after) ' if turn.opens else ''}turn_pass({count});"]
     return [
-        *before,
         "barrier_wait(carried_full + part * 8, carried_parity);",
         "carried_parity ^= 1;",
         "if (lane == 0) {",
+        *before,
         "  fence_async();  // here and not in the group, which it would hold up",
         *copies,
         "  store_commit();",

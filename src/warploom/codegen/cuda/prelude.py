@@ -134,7 +134,8 @@ TURN_PASS = """\
 // One store more has added: its copies are complete.
 DEVICE void turn_pass(int* count) {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
+  __threadfence();
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
 }"""
 
 

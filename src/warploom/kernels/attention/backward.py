@@ -322,7 +322,14 @@ def _backward(
             dk += change @ queries
         block, tile = own.block(head, i), _turn(config, i * bq + shift, j, own.keys)
         waits = _waits(config, rest["turns"], block, tile) if "turns" in rest else {}
-        store(rest["dq_sum"], *_sums_at(config, block), tile=dq, add=True, **waits)
+        store(
+            rest["dq_sum"],
+            *_sums_at(config, block),
+            tile=dq,
+            add=True,
+            begins=config.begun,
+            **waits,
+        )
     if piece is None:
         to = own.key_block(kv_head, j * bk, bk, d, put=True)
         store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))

@@ -333,13 +333,16 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
 
 
 def _begins(config: BackwardConfig, rows: int, keys: int) -> bool:
-    """Whether blocks of dq's sums begin with a store. Where sums have any order, the tasks that
-    wait for it have lost more than zeros cost, but in windows and short causal sequences."""
+    """Whether blocks of dq's sums begin with a store, where every row sees a key. Elsewhere tasks
+    that wait for it lose more than zeros cost."""
     if not config.sums or (config.causal and rows > keys):
         return False
-    if config.deterministic or config.window is not None:
+    short = keys < LONG_KEYS
+    if config.deterministic:
+        return config.depth != 128 or config.causal or short
+    if config.window is not None:
         return True
-    return config.causal and config.group == 1 and config.depth != 96 and keys < LONG_KEYS
+    return config.causal and config.group == 1 and config.depth != 96 and short
 
 
 def _cut_pays(config: BackwardConfig, rows: int, keys: int, heads: int) -> bool:
