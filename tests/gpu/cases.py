@@ -341,6 +341,7 @@ SERVED: dict[str, tuple[str, Callable[..., tuple[Program, Any, Values]], tuple[s
     "decode": ("CASES", _decode, (
         "dense", "one part", "pages of 16", "window", "sinks", "8 bits", "8 bits, pages of 16",
         "latent", "latent, 8 bits", "two groups",
+        "few rows", "few rows, one part", "few rows, 8 bits",
     )),
     "mixed": ("CONFIGS", _mixed, ("one group", "two groups, window")),
     "append": ("CASES", _append, ("rotated", "pages", "8 bits")),

@@ -54,6 +54,13 @@ CASES = {
         1,
     ),
     "two groups": (DecodeConfig(group=8, causal=True, tile=(128, 128)), (150,), 10),
+    "few rows": (DecodeConfig(group=4, once=True, few=True), (300, 0, 1), 1),
+    "few rows, one part": (DecodeConfig(group=8, split=False, few=True, page=32), (129, 70), 1),
+    "few rows, 8 bits": (
+        DecodeConfig(group=2, dtype=t.E4M3, page=16, causal=True, few=True, tile=(64, 128)),
+        (150, 33),
+        2,
+    ),
 }
 BOUND, NARROW = 6e-3, 0.05  # weights of 8 bits are rounded by 2^-4 at most
 
