@@ -175,8 +175,9 @@ def test_128_heads_over_one_latent_key_have_the_registers_they_need(dtype, page)
 
 
 def test_a_causal_mask_over_8_bit_latent_keys_has_the_registers_it_needs():
-    asked = DecodeConfig(dtype=t.E4M3, head_dim=576, value_dim=512, group=20, causal=True, page=64)
-    for splits in (1, 5):
+    some = DecodeConfig(dtype=t.E4M3, head_dim=576, value_dim=512, group=20, causal=True)
+    for page, splits in ((64, 1), (64, 5), (None, 5)):
+        asked = replace(some, page=page)
         config = planned(asked, 4, 2, 1024, 132, splits).config
         assert config.split == (splits > 1)
         assert compiled(decode(config), decode_policy(config)).resources.spill_bytes == 0

@@ -357,25 +357,34 @@ def _in_pairs(values: Values, op: Op, names: Names, single: list[str]) -> list[s
     whole sector, of which single elements would write every second one."""
     source, array = op.srcs[0], op.array
     assert array is not None
-    at = At("tile", i="4 * j + 2 * h", half="h")
-    offset, rows, column = values.bounds(op, source.type, at, names)
-    places = [At("tile", i=f"4 * j + 2 * h + {n}", half="h") for n in (0, 1)]
+    few = values.halves == 1
+    first, half = ("4 * j", "0") if few else ("2 * j", "")
+    offset, *inside = values.bounds(op, source.type, At("tile", i=first, half=half), names)
+    places = [At("tile", i=i, half=half) for i in (first, f"{first} + 1")]
     pair = ", ".join(values.element(source, place, names) for place in places)
-    count = values.columns(source.type) // 8
+    store = f"store_pair({array.name}_data + {offset}, {pair});"
     strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
     odd = " | ".join([*strides, c_name(array.dims[-1])])
     address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
+    count = values.columns(source.type) // 4
+    if few:  # a warp without a row leaves all out
+        each = unrolled("j", count // 2)
+        lines = [
+            f"if ({inside[0] or 'true'}) {{",
+            *indent(each),
+            f"    if ({inside[1]}) {store}",
+            "}",
+        ]
+    else:
+        check = " && ".join(one for one in inside if one)
+        lines = [*unrolled("j", count), f"    if ({check}) {store}"]
     return [
         f"if ((({odd}) & 1) == 0 && {address} % 8 == 0) {{",
-        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", values.halves))),
-        f"      if ({rows or 'true'}) {{",
-        *[f"        {line}" for line in unrolled("j", count)],
-        f"          if ({column}) store_pair({array.name}_data + {offset}, {pair});",
-        "      }",
+        *indent((*unrolled("t", values.blocks(source.type)), *lines)),
         "} else {",
         *indent(single),
         "}",
-    ]  # fmt: skip
+    ]
 
 
 def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
