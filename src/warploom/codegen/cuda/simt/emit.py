@@ -19,7 +19,7 @@ from warploom.codegen.cuda.simt.emit_ahead import (
     carried_lines,
     ring_lines,
 )
-from warploom.codegen.cuda.simt.emit_map import NAMES, expression
+from warploom.codegen.cuda.simt.emit_map import NAMES, expression, philox_lines
 from warploom.codegen.cuda.simt.emit_memory import Access, PairAccess, unroll
 from warploom.codegen.cuda.simt.frame import framed
 from warploom.codegen.cuda.tasks import (
@@ -33,7 +33,7 @@ from warploom.codegen.cuda.tasks import (
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
-from warploom.codegen.simt.facts import WORDS, SimtFacts, simt_facts
+from warploom.codegen.simt.facts import SimtFacts, simt_facts
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
 from warploom.codegen.simt.schedule import WARP, SimtSchedule
 from warploom.codegen.simt.staged import Pass, passes, staged_tiles
@@ -393,7 +393,7 @@ class _Printer:
     def _map(self, op: Op) -> list[str]:
         assert op.dst is not None
         if op.id in self.facts.blocks_of_words:
-            return self._philox_blocks(op, *self._operands(op))
+            return philox_lines(self.layout, op, *self._operands(op))
         before, element = self._element(op)
         form, line = self._form(op.dst), [element]
         extents = self.layout.extents(op.dst.type, form)
@@ -402,24 +402,6 @@ class _Printer:
         if form in (TILE, ROW):
             line = unroll("i", extents[0], line)
         return ["{", *[f"  {text}" for text in (*before, *line)], "}"] if before else line
-
-    def _philox_blocks(self, op: Op, before: list[str], operands: list[str]) -> list[str]:
-        """Four neighbours from one block: the compiler does not find out that they share it."""
-        assert op.dst is not None
-        row, column, *keys = operands
-        rows, columns = self.layout.extents(op.dst.type, TILE)
-        name = c_name(op.dst.name)
-        lines = [
-            f"const int j = {WORDS} * q;",
-            f"unsigned words[{WORDS}];",
-            f"philox_block(words, unsigned({row}), unsigned({column}) >> 2, {', '.join(keys)});",
-            *unroll("h", WORDS, [f"{name}[i][j + h] = int(words[h]);"]),
-        ]
-        return [
-            "{",
-            *indent((*before, *unroll("i", rows, unroll("q", columns // WORDS, lines)))),
-            "}",
-        ]
 
     def _reduce(self, op: Op, own: bool = True) -> list[str]:
         """A reduction; without `own`, `op.dst` has what a thread's own elements give."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.lines import indent
+from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.operators import ANY_OPS, FLOAT_OPS, INT_OPS, literal
 from warploom.codegen.cuda.prelude import memory_type
+from warploom.codegen.cuda.simt.emit_memory import unroll
 from warploom.codegen.cuda.simt.places import col, row
 from warploom.codegen.cuda.values import c_index
+from warploom.codegen.simt.facts import WORDS
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.errors import InputError
 from warploom.tile import DType, Op
@@ -36,6 +40,22 @@ def expression(layout: Layout, op: Op, form: str, operands: list[str], exact: bo
         raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code")
     text = template.format(*operands)
     return text if op.kind in EXACT or kind.kind != "float" else rounded(text, kind)
+
+
+def philox_lines(layout: Layout, op: Op, before: list[str], operands: list[str]) -> list[str]:
+    """Four neighbours from one block: the compiler does not find out that they share it."""
+    assert op.dst is not None
+    row_, column, *keys = operands
+    rows, columns = layout.extents(op.dst.type, TILE)
+    name = c_name(op.dst.name)
+    lines = [
+        f"const int j = {WORDS} * q;",
+        f"unsigned words[{WORDS}];",
+        f"philox_block(words, unsigned({row_}), unsigned({column}) >> 2, {', '.join(keys)});",
+        *unroll("h", WORDS, [f"{name}[i][j + h] = int(words[h]);"]),
+    ]
+    whole = unroll("i", rows, unroll("q", columns // WORDS, lines))
+    return ["{", *indent((*before, *whole)), "}"]
 
 
 def fill_value(op: Op, kind: DType) -> str:
