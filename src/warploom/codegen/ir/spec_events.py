@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
 from warploom.codegen.ir.events import TASKS, Event, events
-from warploom.codegen.ir.place import sections
+from warploom.codegen.ir.sections import sections
 from warploom.codegen.ir.steps import (
     Acquire,
     FencedGroupSync,

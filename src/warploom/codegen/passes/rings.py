@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from warploom.codegen.ir.block import Ring, make_ring
-from warploom.codegen.ir.place import Placement, sections
+from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.sections import sections
 from warploom.errors import InputError
 from warploom.tile import Loop, Op
 

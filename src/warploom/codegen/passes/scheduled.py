@@ -18,8 +18,9 @@ from warploom.codegen.ir.block import (
     Section,
     Straight,
 )
-from warploom.codegen.ir.place import placed_for, sections
+from warploom.codegen.ir.place import placed_for
 from warploom.codegen.ir.plan import LOST, KernelSchedule
+from warploom.codegen.ir.sections import sections
 from warploom.codegen.ir.steps import Fill, OpStep, Release, Take, start_of
 from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
