@@ -266,6 +266,16 @@ def test_help_names_what_is_taken_and_its_example_can_be_typed(name: str) -> Non
         with_options.make_context(name, words[2:])
 
 
+@pytest.mark.parametrize("command", ["-h", "run -h", "sass -h", "sass show -h"])
+def test_the_short_option_helps_too(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(command, monkeypatch) == 0
+    short = capsys.readouterr().out
+    assert called(command.replace("-h", "--help"), monkeypatch) == 0
+    assert short == capsys.readouterr().out and "-h, --help" in short
+
+
 def test_judge_explains_itself_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['warploom', 'judge', '--help']; "

@@ -81,6 +81,7 @@ app = typer.Typer(
     name="warploom",
     help="From a formula to the last machine instruction: derive, tile, schedule, emit, tune.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     **QUIET,
 )
