@@ -159,6 +159,8 @@ def test_h200_inherits_the_h100_processor_and_replaces_its_memory() -> None:
 def test_unknown_machine_names_the_known_ones_and_the_closest() -> None:
     with pytest.raises(InputError, match=r"unknown machine 'h20'.*a100, b200.*closest: 'h200'"):
         machine.load("h20")
+    with pytest.raises(InputError, match=r"'zx9': known are a100, b200, h100, h200; or give"):
+        machine.load("zx9")
 
 
 def test_a_missing_value_says_how_to_supply_it() -> None:

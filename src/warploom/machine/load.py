@@ -128,10 +128,11 @@ def _canonical(name: str, where: str = "") -> str:
     wanted = _normalised(name)
     if wanted in table:
         return table[wanted]
-    close = get_close_matches(wanted, table, n=1, cutoff=0.0)
+    close = get_close_matches(wanted, table, n=1)
+    near = f" (closest: {close[0]!r})" if close else ""
     raise InputError(
-        f"{where}unknown machine {name!r}: known are {', '.join(names())} (closest: {close[0]!r}); "
-        "or give the path of a .toml file"
+        f"{where}unknown machine {name!r}: known are {', '.join(names())}{near}; or give the path "
+        "of a .toml file"
     )
 
 
