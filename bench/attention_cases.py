@@ -57,6 +57,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x80-dynamic16-overlap-early-optimistic",
         "128x128-dynamic16-overlap",
         "128x128-dynamic16-pingpong-overlap-early-optimistic",
+        "128x128-raster4-pingpong-overlap-early-optimistic",
     ),
     "d64": (
         "192x128-prefetch",
