@@ -142,7 +142,7 @@ def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
     band = 0 if config.listed else config.band  # kernels of listed tasks are the same for all
-    kind = f"{config.deterministic} {config.begun} {config.listed} {band} {config.packed}"
+    kind = f"{config.deterministic} {config.listed} {band} {config.packed}"
     style = "".join(str(int(x)) for x in config.written)  # tiles and layouts of all parts follow it
     name = f"d{config.head_dim} {mask} {config.group} {config.window} {kind} {style} {part}"
     return FOLDER / kb.slug(name)
@@ -219,7 +219,7 @@ def own_call(
     if config.sums:
         room = config.sums_shape(data["lse"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
-    if config.counted:
+    if config.deterministic and config.sums:
         turns = config.turns_shape(data["lse"].shape)
         arrays["turns"] = torch.empty(turns, dtype=torch.int32, device=device)
     if config.listed:
@@ -236,6 +236,8 @@ def own_call(
 
     def call() -> Any:
         stream = torch.cuda.current_stream().cuda_stream
+        if config.deterministic and config.sums:
+            arrays["turns"].zero_()
         if config.cut:
             arrays["piece_sums"].zero_()
         for part, one in loaded.items():

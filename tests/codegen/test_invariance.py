@@ -462,12 +462,6 @@ def test_turns_that_leave_the_order_open_are_refused(fault):
         certificate(in_turn(**changed)).require("batch")
 
 
-def test_sums_that_one_store_opens_have_no_order():
-    program = backward.backward(backward_config.BackwardConfig(causal=True, begun=True))
-    with pytest.raises(InputError, match="adds to dq_sum in the order in which tasks"):
-        certificate(program).require("batch")
-
-
 def test_which_tasks_add_counts_too():
     program = in_turn()
     grid = tuple((n, e + symbol("batch") if n == "keys_tile" else e) for n, e in program.grid)

@@ -77,8 +77,7 @@ def backward_case(
         values |= {x: np.pad(values[x], ((0, 0), (0, 0), (0, more))) for x in ("base", "delta")}
     if not config.long:
         values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
-        nothing = np.nan if config.begun else 0.0  # what begins with a store has no zeros
-        values["dq_sum"] = np.full(config.sums_shape(shapes["q"][:3]), nothing, np.float32)
+        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
     if config.listed:
         own = replace(config, sms=SMS)
         values |= lists_of_tasks(own, *shapes["k"][:2], rows, keys)

@@ -58,9 +58,6 @@ CASES = {
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
     "padded": (BackwardConfig(head_dim=80, causal=True), 100, 200, 1),
     "wide": (BackwardConfig(head_dim=96), 132, 200, 1),
-    "begun": (BackwardConfig(style=Style(turns=True), begun=True), 132, 400, 1),
-    "begun-causal": (BackwardConfig(causal=True, group=2, begun=True), 150, 200, 2),
-    "begun-in-turn": (BackwardConfig(head_dim=64, deterministic=True, begun=True), 132, 200, 1),
     "capped": (BackwardConfig(causal=True, softcap=2.0), 200, 140, 1),
     "capped-64": (BackwardConfig(head_dim=64, causal=True, softcap=2.0, window=90), 140, 200, 1),
 }
@@ -75,7 +72,7 @@ def main_case(name):
     """(program, schedule, arrays, gradients, config) of the kernel that goes over tiles of keys."""
     config, rows, keys, heads = CASES[name]
     values, want = backward_case(config, rows, keys, heads=heads)
-    if not config.counted:
+    if not config.deterministic:
         values.pop("turns")
     return (
         backward(config),
@@ -88,12 +85,12 @@ def main_case(name):
 
 CUT = {  # name -> (config, rows, keys, heads): one tile is cut for two SMs
     "cut": (
-        BackwardConfig(style=Style(turns=True), begun=True, listed=True, cut=True),
+        BackwardConfig(style=Style(turns=True), listed=True, cut=True),
         332,
         300,
         1,
     ),
-    "cut-96": (BackwardConfig(head_dim=80, begun=True, listed=True, cut=True), 200, 300, 3),
+    "cut-96": (BackwardConfig(head_dim=80, listed=True, cut=True), 200, 300, 3),
 }
 
 
@@ -305,7 +302,7 @@ def test_sums_added_in_turn_have_the_same_bits():
     values, _ = backward_case(config, 128, 512)
     program = backward(config)
     source = emit(lowered(program, backward_policy(config)))
-    free = replace(source, text=re.sub(r" turn_wait\([^;]*\);  //", ";  //", source.text))
+    free = replace(source, text=re.sub(r"turn_wait\([^;]*\);  //", "//", source.text))
     library = emulate.compile_all([source, free], None)
     for number, one in enumerate((source, free)):
         runs = [

@@ -157,30 +157,6 @@ def test_stores_add_and_drop_what_is_outside():
     assert got.tolist() == [1, 2, 3, 7, 5]
 
 
-@pytest.mark.parametrize("order", ["turn", "opened"])
-def test_sums_that_a_store_begins_take_nothing_from_memory(order):
-    def body(x, z, counts):
-        (task,) = t.grid(tasks=t.size("tasks"))
-        turn = {order: (counts, (0,), task)}
-        t.store(z, t.span(0, 4), tile=t.load(x, t.span(0, 4)), add=True, begins=True, **turn)
-
-    arrays = {"x": t.array(t.FP32, "m"), "z": t.array(t.FP32, "m")}
-    arrays |= {"counts": t.array(t.INT32, "tasks")}
-    values = {"x": np.arange(4.0), "z": np.full(4, np.nan), "counts": np.zeros(2)}
-    got = t.interpret(t.trace(body, arrays), values)["z"]
-    assert got.tolist() == [0, 2, 4, 6]
-
-
-def test_a_store_adds_in_turn_or_in_any_order():
-    def body(x, counts):
-        turn = counts, (0,), 0
-        t.store(x, t.span(0, 4), tile=t.zeros(m=4), add=True, turn=turn, opened=turn)
-
-    arrays = {"x": t.array(t.FP32, "m"), "counts": t.array(t.INT32, "n")}
-    with pytest.raises(InputError, match="expected one order of sums or any"):
-        t.trace(body, arrays)
-
-
 ERRORS = {
     "axes": (lambda x, y: x @ y, "contracts the one axis both have"),
     "types": (lambda x, y: x + y.cast(t.BF16), "element types differ"),

@@ -118,7 +118,7 @@ def room_of(config: BackwardConfig, lse: tuple[int, ...], heads: int, keys: int)
     if sums:
         shape = tuple(config.sums_shape(lse))
         found.append(("dq_sum", "fp32", shape, shape[-1]))
-    if config.counted:
+    if config.sums and config.deterministic:
         shape = tuple(config.turns_shape(lse))
         found.append(("turns", "int32", shape, shape[-1]))
     if config.cut:
@@ -181,16 +181,19 @@ def _fill(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
         return
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, **plan.tasks()}
-    if grad_lse is None and not plan.config.cut:
+    config = plan.config
+    counts = config.sums and config.deterministic
+    zeros = [name for name, on in (("turns", counts), ("piece_sums", config.cut)) if on]
+    if grad_lse is None and not zeros:
         plan.launches(arrays)
         return
 
     def prepared(room: Mapping[str, Any]) -> None:
-        if plan.config.cut:
-            room["piece_sums"].zero_()
+        for name in zeros:
+            room[name].zero_()
         # Scores change lse by the weights, and out by the weights times grad v less delta.
         if grad_lse is not None:
-            subtract(room["delta"], grad_lse, plan.config.fragments)
+            subtract(room["delta"], grad_lse, config.fragments)
 
     plan.launches(arrays, {"prepare": prepared})
 

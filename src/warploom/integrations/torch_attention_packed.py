@@ -9,7 +9,8 @@ call waits for it. The forward kernel is `kernels.attention.program`, the gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -155,7 +156,15 @@ def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options:
     (launches if k.numel() else launches.unbound)(arrays)
 
 
-def _backward_plan(*args: Any) -> Launches:
+@dataclass(frozen=True)
+class Plan:
+    """What a backward pass launches; `counts`: tasks take turns, which are counted from 0."""
+
+    launches: Launches
+    counts: bool
+
+
+def _backward_plan(*args: Any) -> Plan:
     grad, q, k, v, out, _, *options = args
     longest, causal, window, scale, deterministic, softcap = options[3:]
     _check(q, k, v, *options)
@@ -179,7 +188,7 @@ def _backward_plan(*args: Any) -> Launches:
     config = packed_for(config, len(q), k.shape[1], sms, longest)
     sequences = len(options[0]) - 1
     room = partial(room_between, config, q.shape[1], len(q), len(k), sequences)
-    return Launches(partial(_kernels, config, sequences), room, ("do",))
+    return Plan(Launches(partial(_kernels, config, sequences), room, ("do",)), deterministic)
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
@@ -217,7 +226,7 @@ def room_between(config: BackwardConfig, heads: int, rows: int, keys: int, seque
         "key_tiles": (key_tiles, TILE_FIELDS),
     }
     every = [(name, "fp32", shape) for name, shape in shapes.items()]
-    if config.counted:
+    if config.deterministic:
         tiles["turns"] = tuple(config.turns_shape(vectors))
     every += [(name, "int32", shape) for name, shape in tiles.items()]
     return Room(tuple((name, kind, shape, shape[-1]) for name, kind, shape in every))
@@ -234,7 +243,7 @@ def _kernels(config: BackwardConfig, sequences: int) -> dict[str, Chosen]:
     )
 
 
-def _backward(launches: Launches, made: tuple[Any, ...], *args: Any) -> None:
+def _backward(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
     grad, q, k, v, out, lse, cu_q, cu_k, *_ = args
     dq, dk, dv = made
     if q.numel() == 0 or k.numel() == 0:
@@ -244,7 +253,11 @@ def _backward(launches: Launches, made: tuple[Any, ...], *args: Any) -> None:
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}
-    launches(arrays)
+    plan.launches(arrays, {"prepare": _counted_from_zero} if plan.counts else None)
+
+
+def _counted_from_zero(room: Mapping[str, Any]) -> None:
+    room["turns"].zero_()
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

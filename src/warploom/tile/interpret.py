@@ -131,9 +131,7 @@ def _number(read: Read, memory: Mapping[str, Value], symbols: Mapping[str, int],
 
 
 def bind(program: Program, arrays: Mapping[str, Value]) -> dict[str, Value]:
-    """Copies of the arrays in the element types the program declares; sums that one
-    store opens begin at zero."""
-    opened = {op.array.name for op in program.ops() if op.array and op.turn and op.turn.begins}
+    """Copies of the arrays in the element types the program declares."""
     memory: dict[str, Value] = {}
     for spec in program.arrays:
         if spec.name not in arrays:
@@ -142,8 +140,6 @@ def bind(program: Program, arrays: Mapping[str, Value]) -> dict[str, Value]:
         if given.ndim != len(spec.dims):
             raise InputError(f"array {spec} was given with shape {given.shape}")
         memory[spec.name] = np.array(round_to(spec.dtype, given), dtype=storage_of(spec.dtype))
-        if spec.name in opened:
-            memory[spec.name][:] = 0
     return memory
 
 

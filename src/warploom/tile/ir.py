@@ -156,18 +156,14 @@ class Read:
 @dataclass(frozen=True)
 class Turn:
     """When a store adds to its place: as soon as `number` stores have, which the element `at` of
-    an int32 array counts. `begins`: the first of them, of number 0, writes. `opens`: so it does,
-    it alone counts, and the others, of number 1, add in any order."""
+    an int32 array counts."""
 
     counts: Array
     at: tuple[Index, ...]
     number: Index
-    opens: bool = False
-    begins: bool = False
 
     def __str__(self) -> str:
-        kind = "opened" if self.opens else "in turn"
-        return f"{kind} {self.number} of {self.counts.name}[{', '.join(map(str, self.at))}]"
+        return f"in turn {self.number} of {self.counts.name}[{', '.join(map(str, self.at))}]"
 
 
 @dataclass(frozen=True)

@@ -91,19 +91,13 @@ def store(
     tile: Tile,
     add: bool = False,
     turn: Turned | None = None,
-    opened: Turned | None = None,
-    begins: bool = False,
 ) -> None:
     """Write (or add) a tile to a range of an array; elements outside of the array are dropped.
 
     What tasks add to one place adds up in any order, unless each says which its `turn` is:
     `turn=(counts, (i, j), n)` adds when `counts[i, j]`, an int32 array of zeros, says that n have,
     and counts. All that add to a place have the turns 0, 1, 2, ... there, each in a task that comes
-    behind those of the turns before it. With `begins` the first of them writes, so that the place
-    needs no zeros.
-
-    `opened=(counts, (i, j), n)` is the same of sums in any order: the store whose n is 0 writes,
-    and those whose n is 1 add once it has.
+    behind those of the turns before it.
     """
     spans = _spans(target, where)
     a_tile(tile, "store")
@@ -111,30 +105,19 @@ def store(
     if not isinstance(given, bool):
         raise refuse(f"store add={shown(given)}: expected True or False")
     kind = "store_add" if add else "store"
-    current().append(
-        kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn, opened, begins)
-    )
+    current().append(kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn))
 
 
-def _turn(add: bool, turn: Turned | None, opened: Turned | None, begins: bool) -> Turn | None:
-    if turn is not None and opened is not None:
-        raise refuse("store turn=..., opened=...: expected one order of sums or any")
-    given, name = (turn, "turn") if opened is None else (opened, "opened")
+def _turn(add: bool, given: Turned | None) -> Turn | None:
     if given is None:
         return None
     counts, at, number = given
     if not add or counts.dtype != INT32 or len(at) != len(counts.dims):
         raise refuse(
-            f"store {name}={len(at)} indices of {counts}: expected add=True, an int32 array and an "
+            f"store turn={len(at)} indices of {counts}: expected add=True, an int32 array and an "
             "index for each of its dimensions"
         )
-    return Turn(
-        counts,
-        tuple(map(as_index, at)),
-        as_index(number),
-        opened is not None,
-        begins or opened is not None,
-    )
+    return Turn(counts, tuple(map(as_index, at)), as_index(number))
 
 
 def zeros(dtype: DType = FP32, **axes: int) -> Tile:

@@ -126,11 +126,8 @@ class StepCode(StepLines):
             for op in self.carried(loop):
                 path, names = self.facts.stores[op.id], {index: counter}
                 map_name = self.facts.parameters.stores.get(op.id, "")
-                given, helpers = (path, map_name, self.values), self.helpers
-                store, opening = store_of(*given, op, names, helpers), None
-                if op.turn is not None and op.turn.begins:
-                    opening = store_of(*given, replace(op, kind="store"), names, helpers)
-                copy = carried_lines(store, opening, helpers)
+                store = store_of(path, map_name, self.values, op, names, self.helpers)
+                copy = carried_lines(store, self.helpers)
                 lines += [
                     f"for (int {counter} = {c_index(loop.start)}; "
                     f"{counter} < {c_index(loop.stop)}; ++{counter}) {{",

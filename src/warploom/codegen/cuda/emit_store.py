@@ -9,7 +9,7 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude import BULK_ADD, BULK_PUT, TURN_PASS, TURN_WAIT, tma_store
+from warploom.codegen.cuda.prelude import BULK_ADD, TURN_PASS, TURN_WAIT, tma_store
 from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import CHUNK, SWIZZLES
@@ -35,8 +35,6 @@ def store_of(
     assert op.array is not None and path.panels is not None
     if op.array.fragments:
         helpers["bulk_add"] = BULK_ADD
-        if op.kind == "store":
-            helpers["bulk_put"] = BULK_PUT
         return _Fragments(path.panels, "", values, op, names)
     call, text = tma_store(len(op.spans), op.kind == "store_add")
     helpers[call] = text
@@ -44,10 +42,9 @@ def store_of(
     return make(path.panels, f"{call}(&{map_name}", values, op, names)
 
 
-def carried_lines(store: Store, opening: Store | None, helpers: dict[str, str]) -> list[str]:
-    """What the warp that copies a group's panels does: wait for them, copy, give them back.
-    `opening`: the store that writes, where one begins sums."""
-    before, copies, behind = list[str](), store.copies(), list[str]()
+def carried_lines(store: Store, helpers: dict[str, str]) -> list[str]:
+    """What the warp that copies a group's panels does: wait for them, copy, give them back."""
+    before, behind = list[str](), list[str]()
     if (turn := store.op.turn) is not None:
         helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
         count = element_of(turn.counts, turn.at, store.names)
@@ -55,21 +52,13 @@ def carried_lines(store: Store, opening: Store | None, helpers: dict[str, str]) 
         number = f"{c_index(turn.number, store.names)} * {adders}"
         before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
         behind = [f"  turn_pass({count});"]
-        if opening is not None:
-            before = [
-                f"  const int after = {number};",
-                f"  if (after) turn_wait({count}, after);  // every group adds its part in turn",
-            ]
-            copies = ["  if (after) {", *indent(copies), "  } else {", *indent(opening.copies())]
-            copies.append("  }")
-            behind = [f"  {'if (!after) ' if turn.opens else ''}turn_pass({count});"]
     return [
         "barrier_wait(carried_full + part * 8, carried_parity);",
         "carried_parity ^= 1;",
         "if (lane == 0) {",
         *before,
         "  fence_async();  // here and not in the group, which it would hold up",
-        *copies,
+        *store.copies(),
         "  store_commit();",
         "  store_wait_read<0>();",
         "  barrier_arrive(carried_empty + part * 8);",
@@ -308,8 +297,7 @@ class _Fragments(Store):
         if kind.shape[1] < whole.shape[1]:  # a group has some columns of all rows
             place.append(f"part * {size}")
         to = " + ".join([f"{array.name}_data", *place, f"({first}) * {whole.shape[1]}"])
-        call = "bulk_add" if op.kind == "store_add" else "bulk_put"
-        return [f"  {call}({to}, {self.base}, {4 * size});"]
+        return [f"  bulk_add({to}, {self.base}, {4 * size});"]
 
 
 class _Ending(Store):

@@ -140,7 +140,7 @@ class _Statement:
 
     def _order(self, name: str, stores: list[Stored], writers: Writers) -> str:
         if added := [one.op.label for one in stores if one.op.kind == "store_add"]:
-            if all(one.op.turn is not None and not one.op.turn.opens for one in stores):
+            if all(one.op.turn is not None for one in stores):
                 return writers.turns_fault(stores) or FIXED
             return f"{added[0]} adds to {name} in the order in which tasks and iterations come"
         if name in self.read:

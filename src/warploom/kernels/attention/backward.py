@@ -5,7 +5,7 @@ dv = P^T dO, dk = scale dS^T q, dq = scale dS k (FlashAttention-2, arXiv 2307.08
 
 Three programs after one another: `prepare` makes of o, dO and lse what `backward` needs of a row,
 `base`, which is lse in powers of 2 (inf for a row that sees no key, or is none), and `delta`, which
-is D, and zeroes `dq_sum` where no task writes it first; `backward` gives dk and dv, and adds to
+is D, and zeroes `dq_sum`; `backward` gives dk and dv, and adds to
 `dq_sum` dq of every tile of keys, without the scale; `finish` makes dq of it. The compute groups
 share out the rows of dq, or those of its transpose where the head size is long enough for them. The
 order of these sums varies from run to run; `deterministic`, tiles of keys add in turn, which
@@ -24,7 +24,6 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig
 from warploom.tile import (
     FP32,
-    INT32,
     Array,
     Index,
     Program,
@@ -103,7 +102,7 @@ class Sequence:
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    sums = " dq_sum turns" if chosen.counted else " dq_sum"
+    sums = " dq_sum turns" if chosen.deterministic else " dq_sum"
     arrays = chosen.arrays(f"q do k v dk dv base delta{sums}{chosen.tables('keys')}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
 
@@ -117,9 +116,7 @@ def tail(config: BackwardConfig) -> Program:
 def prepare(config: BackwardConfig) -> Program:
     """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
     arrays = config.arrays(f"o do lse base delta{config.tables('rows')}")
-    if config.counted:
-        arrays |= config.arrays("turns")
-    if config.sums and not config.begun:
+    if config.sums:
         arrays |= {"dq_sum": config.arrays("none")["none"]}  # zeros have no order
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
@@ -182,12 +179,7 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Ar
     kept = sequence.kept_numbers(config, head, i * count, count)
     store(rest["base"], *kept, tile=base)
     store(rest["delta"], *kept, tile=delta)
-    if config.counted:
-        share = config.tile[0] // count  # tasks of a block, of which the first counts none
-        beyond = i % share * cdiv(sequence.rows, config.tile[0])
-        *lead, block = sequence.block(head, i // share)
-        store(rest["turns"], *lead, span(block + beyond, 1, "one"), tile=zeros(INT32, one=1))
-    if not config.sums or config.begun:
+    if not config.sums:
         return
     if config.transposed:
         none = zeros(e=config.depth, rows=count)
@@ -295,7 +287,7 @@ def _backward(
         number = n if piece is None else piece.first + n
         head = kv_head * config.group + (number // blocks if config.group > 1 else 0)
         place = number % blocks if config.group > 1 else number
-        i = first + (blocks - 1 - place if config.backwards else place)
+        i = first + place
         rows = own.row_block(head, i * bq, bq, d)
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
@@ -320,16 +312,9 @@ def _backward(
         dq = wide @ change if config.transposed else change @ columns
         if not config.written.behind:
             dk += change @ queries
-        block, tile = own.block(head, i), _turn(config, i * bq + shift, j, own.keys)
-        waits = _waits(config, rest["turns"], block, tile) if "turns" in rest else {}
-        store(
-            rest["dq_sum"],
-            *_sums_at(config, block),
-            tile=dq,
-            add=True,
-            begins=config.begun,
-            **waits,
-        )
+        block, number = own.block(head, i), _turn(config, i * bq + shift, j, own.keys)
+        turn = (rest["turns"], block, number) if config.deterministic else None
+        store(rest["dq_sum"], *_sums_at(config, block), tile=dq, add=True, turn=turn)
     if piece is None:
         to = own.key_block(kv_head, j * bk, bk, d, put=True)
         store(rest["dk"], *to, tile=(dk * config.factor).cast(config.dtype))
@@ -345,15 +330,6 @@ def _kept(config: BackwardConfig, keys: Tile, values: Tile) -> tuple[Tile, Tile]
     if not config.written.kept:
         return keys, values
     return keys.copy(), values.copy() if config.depth == 64 else values
-
-
-def _waits(
-    config: BackwardConfig, turns: Array, block: tuple[Index, ...], number: Index
-) -> dict[str, tuple[Array, tuple[Index, ...], Index]]:
-    """What a store to a block of sums waits for, which is of the tile of that number."""
-    if config.deterministic:
-        return {"turn": (turns, block, number)}
-    return {"opened": (turns, block, minimum_index(number, 1))}
 
 
 def capped(config: BackwardConfig, scores: Tile) -> tuple[Tile, Tile | None]:
@@ -415,7 +391,7 @@ def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
     first, and none waits for another to get there.
     """
     bq, bk = config.tile
-    if config.causal and not config.backwards:
+    if config.causal:
         return minimum_index(cdiv(keys, bk), (row + bq + bk - 1) // bk) - 1 - j
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 

@@ -76,7 +76,7 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
 }
 # Of packed sequences under a causal mask, whatever their lengths.
 PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
-# Of groups without a causal mask, and by whether there is one, of windows and of sums that have one
+# Of groups without a causal mask, of windows by whether there is one, and of sums that have one
 # order.
 GROUPED = {128: Style(turns=True, behind=True, held=True)}
 WINDOWED = {
@@ -85,12 +85,7 @@ WINDOWED = {
     (128, False): Style(taken=True, held=True),
     (128, True): Style(taken=True, held=True),
 }
-IN_ORDER = {
-    (64, False): Style(taken=True),
-    (64, True): Style(turns=True, behind=True),
-    (128, False): Style(held=True),
-    (128, True): Style(held=True),
-}
+IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
@@ -117,8 +112,7 @@ class BackwardConfig:
     so many `sms`; `packed_for` chooses. `style`: how the loop is written; None: as measured.
     `value_dim`: the head size of v, o and dO, where it is another than that of q and k, for which
     there are kernels that make each gradient by itself. `softcap`: as of `AttentionConfig`.
-    `begun`: every row sees a key, and the first task that adds to a block of dq's sums writes it:
-    they need no zeros. `cut`: of tasks as long as each other, those that do not fill a last round
+    `cut`: of tasks as long as each other, those that do not fill a last round
     of SMs are cut in pieces (`kernels.attention.shares.cut_tasks`).
     """
 
@@ -137,7 +131,6 @@ class BackwardConfig:
     value_dim: int | None = None
     softcap: float = 0.0
     sms: int = 132
-    begun: bool = False
     cut: bool = False
 
     def __post_init__(self) -> None:
@@ -215,17 +208,6 @@ class BackwardConfig:
         return not self.long
 
     @property
-    def counted(self) -> bool:
-        """Whether tasks that add to a block of sums wait for others to have done so."""
-        return self.sums and (self.deterministic or self.begun)
-
-    @property
-    def backwards(self) -> bool:
-        """Whether tasks go over rows from the last on, so that the first tile of keys, which has
-        the longest, is there first and writes sums that it begins."""
-        return self.begun and self.causal and not self.deterministic
-
-    @property
     def fragments(self) -> bool:
         """Whether what the kernels leave one another lies as the registers of matmuls do."""
         return self.sums and not self.transposed
@@ -240,7 +222,7 @@ class BackwardConfig:
         """How its loop is written."""
         found = STYLES.get((self.depth, self.causal))
         if self.deterministic:
-            found = IN_ORDER.get((self.depth, self.causal))
+            found = IN_ORDER.get(self.depth)
         elif self.window is not None:
             found = WINDOWED.get((self.depth, self.causal))
         elif self.packed or self.softcap:
@@ -262,7 +244,7 @@ class BackwardConfig:
         return self.tile[0] if self.transposed or self.packed else ROWS
 
     def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `turns` for `lead` dimensions and rows."""
+        """The shape of `turns`, which begin at zero, for `lead` dimensions and rows."""
         return (*shape[:-1], -(-shape[-1] // self.tile[0]))
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -326,23 +308,9 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     whole = not config.long and keys % config.tile[1] == 0
     # At other head sizes a list takes registers that loops then spill, and a counter does not.
     listed = config.causal and config.depth == 128 and not config.deterministic
-    begun = _begins(config, rows, keys)
-    config = replace(config, whole_keys=whole, begun=begun, band=_band(config, rows))
+    config = replace(config, whole_keys=whole, band=_band(config, rows))
     cut = _cut_pays(config, rows, keys, heads)
     return replace(config, cut=cut, listed=listed or cut)
-
-
-def _begins(config: BackwardConfig, rows: int, keys: int) -> bool:
-    """Whether blocks of dq's sums begin with a store, where every row sees a key. Elsewhere tasks
-    that wait for it lose more than zeros cost."""
-    if not config.sums or (config.causal and rows > keys):
-        return False
-    short = keys < LONG_KEYS
-    if config.deterministic:
-        return config.depth != 128 or config.causal or short
-    if config.window is not None:
-        return True
-    return config.causal and config.group == 1 and config.depth != 96 and short
 
 
 def _cut_pays(config: BackwardConfig, rows: int, keys: int, heads: int) -> bool:
