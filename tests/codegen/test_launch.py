@@ -35,7 +35,7 @@ class Driver:
     }
 
     def __init__(self, capability=90, shared=232448):
-        self.calls = []
+        self.calls, self.kept = [], []
         self.attributes = {
             "MULTIPROCESSOR_COUNT": 132,
             "COMPUTE_CAPABILITY_MAJOR": capability // 10,
@@ -48,6 +48,8 @@ class Driver:
             return getattr(real, name)
 
         def call(*args):
+            if name == "cuGetProcAddress":
+                return real.CUresult.CUDA_SUCCESS, self.address(args[0].decode()), 0
             self.calls.append((name, args))
             if name == "cuTensorMapEncodeTiled":
                 return real.CUresult.CUDA_SUCCESS, real.CUtensorMap()
@@ -57,6 +59,19 @@ class Driver:
             return real.CUresult.CUDA_SUCCESS, self.ANSWERS.get(name, 0)
 
         return call
+
+    def address(self, name):
+        """That of a function of C which is called without cuda-bindings."""
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * road.DIRECT[name])
+        def call(*args):
+            self.calls.append((name, args))
+            if name == "cuCtxGetCurrent":
+                ctypes.c_uint64.from_address(args[0]).value = self.ANSWERS[name]
+            return 0
+
+        self.kept.append(call)
+        return ctypes.cast(call, ctypes.c_void_p).value
 
     def last(self, name):
         return [args for called, args in self.calls if called == name][-1]

@@ -109,8 +109,7 @@ def _check(driver: Any, call: str, result: tuple[Any, ...], subject: str = "") -
 
 
 @cache
-def _direct(name: str) -> Callable[..., int]:
-    driver = import_binding("driver")
+def _direct(driver: Any, name: str) -> Callable[..., int]:
     found = driver.cuGetProcAddress(name.encode(), DIRECT_VERSION, 0)
     address, _ = _check(driver, "cuGetProcAddress", found, name)
     taken = [ctypes.c_void_p] * DIRECT[name]
@@ -310,7 +309,8 @@ class Context:
     def direct(self, name: str) -> Callable[..., None]:
         """A call of `DIRECT` on integers, by its address in the driver: cuda-bindings makes an
         object of every handle and result, which takes longer than such a call."""
-        function, driver, subject = _direct(name), self._driver, self._subject
+        driver, subject = self._driver, self._subject
+        function = _direct(driver, name)
 
         def call(*args: int) -> None:
             if status := function(*args):

@@ -38,6 +38,8 @@ def takes(base: AttentionConfig, point: Point) -> bool:
     lazy, optimistic = "lazy_rescale" in point.rules, "optimistic_rescale" in point.rules
     if base.exact and (lazy or optimistic):
         return False
+    if point.options.get("balance") == "longest_first" and not base.causal:
+        return False  # tasks are of one length
     if base.narrow:
         # Fragments of 32 keys; results are wider than queries.
         unfit = point.options.get("store") == "over" or _tile(point)[1] % 32 > 0
