@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.codegen import emulate
+from tests.codegen.meetings import steps_of, without_meeting
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
@@ -72,11 +73,6 @@ def inputs(m, n, seed=0):
     return arrays | {"o": np.zeros((m, 128))}
 
 
-def steps_of(text, role):
-    steady = text.split(f"role {role}")[1].split("steady\n")[1].split("straight")[0]
-    return [line.split(":")[0].split(".")[0].strip() for line in steady.strip().splitlines()]
-
-
 def test_each_group_makes_a_piece_and_both_have_rows():
     block = lowered()
     text = block_text(block)
@@ -98,25 +94,12 @@ def test_simulated_groups_give_what_the_program_says(order):
         assert np.array_equal(got["o"], t.interpret(program(), arrays)["o"])
 
 
-MEET = re.compile(r" +Meet \S+\n")
-
-
-def without(text, number):
-    """The text without the meeting of that number in the loop of each group."""
-    head, *roles = re.split(r"(?=  role compute)", text)
-    cut = []
-    for role in roles:
-        found = list(MEET.finditer(role))[number]
-        cut.append(role[: found.start()] + role[found.end() :])
-    return head + "".join(cut)
-
-
 @pytest.mark.parametrize(
     ("number", "fault"),
     [(0, r"may still take|under a matmul"), (1, "before the groups have met")],
 )
 def test_a_meeting_that_is_missing_is_found(number, fault):
-    broken = parse_block(without(block_text(lowered()), number), program())
+    broken = parse_block(without_meeting(block_text(lowered()), number), program())
     with pytest.raises(CheckFailed, match=fault):
         for seed in range(20):
             simulate(broken, inputs(200, 330, seed), seed=seed)

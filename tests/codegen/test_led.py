@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.codegen import emulate
+from tests.codegen.meetings import steps_of, without_meeting
 
 from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
@@ -66,11 +67,6 @@ def inputs(m, n, seed=0):
     return arrays | {x: np.zeros(shape) for x, shape in rest.items()}
 
 
-def steps_of(text, role):
-    steady = text.split(f"role {role}")[1].split("steady\n")[1].split("straight")[0]
-    return [line.split(":")[0].split(".")[0].strip() for line in steady.strip().splitlines()]
-
-
 def test_one_group_makes_the_weights_and_both_have_columns():
     block = lowered()
     text = block_text(block)
@@ -95,25 +91,12 @@ def test_simulated_groups_give_what_the_program_says(order):
         assert all(np.array_equal(got[x], want[x]) for x in ("o", "sums"))
 
 
-MEET = re.compile(r" +Meet exp2_2\n")
-
-
-def without(text, number):
-    """The text without the meeting of that number in the loop of each group."""
-    head, *roles = re.split(r"(?=  role compute)", text)
-    cut = []
-    for role in roles:
-        found = list(MEET.finditer(role))[number]
-        cut.append(role[: found.start()] + role[found.end() :])
-    return head + "".join(cut)
-
-
 @pytest.mark.parametrize(
     ("number", "fault"),
     [(0, r"may still take|under a matmul|writes exp2_2"), (1, "before the groups have met")],
 )
 def test_a_meeting_that_is_missing_is_found(number, fault):
-    broken = parse_block(without(block_text(lowered()), number), program())
+    broken = parse_block(without_meeting(block_text(lowered()), number), program())
     with pytest.raises(CheckFailed, match=fault):
         for seed in range(20):
             simulate(broken, inputs(200, 130, seed), seed=seed)
@@ -171,7 +154,7 @@ def test_with_two_slots_groups_meet_once_an_iteration():
         assert all(np.allclose(got[x], want[x], rtol=1e-6) for x in ("o", "sums"))
     with pytest.raises(CheckFailed):
         emulate.run(library, 1, late, block.placement.program, inputs(130, 200), blocks=2)
-    broken = parse_block(without(text, 0), program())
+    broken = parse_block(without_meeting(text, 0), program())
     with pytest.raises(CheckFailed, match=r"before the groups have met|writes exp2_2"):
         for seed in range(20):
             simulate(broken, inputs(200, 130, seed), seed=seed)
