@@ -1,6 +1,6 @@
 """The gradients of attention as a PyTorch operator: `attention_backward`.
 
-Three kernels one after another (`kernels.attention.backward`), compiled at first use. With
+Kernels one after another (`kernels.attention.backward`), compiled at first use. With
 `deterministic` the gradients have the same bits in every run.
 """
 

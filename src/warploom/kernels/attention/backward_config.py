@@ -112,8 +112,8 @@ class BackwardConfig:
     so many `sms`; `packed_for` chooses. `style`: how the loop is written; None: as measured.
     `value_dim`: the head size of v, o and dO, where it is another than that of q and k, for which
     there are kernels that make each gradient by itself. `softcap`: as of `AttentionConfig`.
-    `cut`: of tasks as long as each other, those that do not fill a last round
-    of SMs are cut in pieces (`kernels.attention.shares.cut_tasks`).
+    `cut`: of tasks as long as each other, those that do not fill a last round of SMs are cut in
+    pieces (`kernels.attention.shares.cut_tasks`).
     """
 
     dtype: DType = BF16
@@ -321,7 +321,7 @@ def _cut_pays(config: BackwardConfig, rows: int, keys: int, heads: int) -> bool:
     tiles = -(-keys // config.tile[1])
     rounds, left = divmod(heads * tiles, config.sms)
     saved = -(-rows // config.tile[0]) * (config.sms - left)
-    return 0 < left <= heads * (tiles - 1) and rounds > 0 and saved >= CUT_BLOCKS * config.sms
+    return left > 0 and rounds > 0 and saved >= CUT_BLOCKS * config.sms
 
 
 def packed_for(

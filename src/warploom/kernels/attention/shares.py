@@ -68,15 +68,13 @@ def cut_tasks(
 
     `key_tasks`, `[tasks, 3]`, as `key_tasks` gives; `key_pieces`, `[tasks, 6]`: batch, key head,
     tile, slot of its sums, first block of rows and how many, of which each SM has about as many;
-    and `cut_tiles`, `[slots, 3]`: batch, key head and tile of every slot. The first tiles of heads
-    are none of them, as they may be what writes sums that others add to.
+    and `cut_tiles`, `[slots, 3]`: batch, key head and tile of every slot.
     """
     (bq, bk), sms = config.tile, config.sms
     tiles = -(-keys // bk)
     every = [(b, h, j) for b in range(batch) for h in range(kv_heads) for j in range(tiles)]
     left = len(every) % sms
-    cut = [task for task in every if task[2]][::-1][:left][::-1]  # L2 holds what so few heads read
-    whole = sorted(set(every) - set(cut))
+    whole, cut = every[: len(every) - left], every[len(every) - left :]  # of few heads: L2 holds it
     blocks = -(-rows // bq) * config.group
     ends = [s * left * blocks // sms for s in range(sms + 1)]
     own = [_pieces(cut, blocks, first, end) for first, end in pairwise(ends)]
