@@ -18,6 +18,7 @@ SCHEMA = "warploom.kernel-schedule"
 VERSION = 2  # of the JSON form of kernel schedules, here and in `simt.schedule`
 MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
 MOST_ABREAST = 4  # tasks of a block at a time
+LOWER_ROWS = 8  # of every 16 of a matmul: those of which a thread holds the first elements
 LOST = "gone: it was measured and lost (docs/codegen.md)"
 # Options that schedules had before version 2, and what became of them.
 FORMER: Mapping[str, str] = {
@@ -43,9 +44,6 @@ def check_version(data: Mapping[str, Any], schema: str, origin: str) -> None:
             f"{origin}: schema {found[0]!r} version {found[1]!r}, expected {schema!r} version "
             f"{VERSION}" + (f", in which {former}" if former else "")
         )
-
-
-LOWER_ROWS = 8  # of every 16 of a matmul: those of which a thread holds the first elements
 
 
 @dataclass(frozen=True)
