@@ -6,6 +6,7 @@ A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a use
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -91,7 +92,8 @@ class Entry:
 
 
 def _kinds(config: type) -> dict[str, str]:
-    return {one.name: str(one.type) for one in fields(config)}
+    """The kind of each field, without the module that a type is named by."""
+    return {one.name: re.sub(r"\w+\.", "", str(one.type)) for one in fields(config)}
 
 
 def _gemm_config(**settings: Any) -> gemm.GemmConfig:

@@ -11,7 +11,10 @@ from warploom.tile import dtype
 def parse(name: str, key: str, text: str, kind: str) -> Any:
     """The value of a kernel's setting, of the kind that its configuration gives; raises
     `InputError` where the text is none."""
+    kind, _, absent = kind.partition(" | ")
     try:
+        if absent and text == "none":
+            return None
         if kind == "bool":
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
         if kind == "DType":
@@ -21,9 +24,7 @@ def parse(name: str, key: str, text: str, kind: str) -> Any:
             if len(values) != kind.count("int"):
                 raise ValueError
             return values
-        if kind.startswith("int"):
-            return None if text == "none" else int(text)
-        return float(text) if kind.startswith("float") else text
+        return {"int": int, "float": float}.get(kind, str)(text)
     except (ValueError, KeyError):
         raise InputError(f"{name}: {key}={text!r}, expected {_words(kind)}") from None
 
@@ -33,4 +34,4 @@ def _words(kind: str) -> str:
     if kind.startswith("tuple"):
         return f"{kind.count('int')} whole numbers, as 128,256"
     words = {"bool": "true or false", "int": "a whole number", "float": "a number"}
-    return next((words[k] for k in words if kind.startswith(k)), kind)
+    return words[kind]

@@ -16,37 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from warploom import tile as t
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import GRID, SimtSchedule
 from warploom.errors import InputError
-from warploom.tile import (
-    BF16,
-    E4M3,
-    FP16,
-    FP32,
-    INT32,
-    Array,
-    DType,
-    Index,
-    Program,
-    Span,
-    Tile,
-    array,
-    cdiv,
-    grid,
-    load,
-    minimum_index,
-    read,
-    reciprocal,
-    size,
-    span,
-    store,
-    trace,
-)
 
 AT_A_TIME = 8  # key heads of a task
 STYLES = ("", "halves", "pairs")
-Place = tuple[Index | Span | int, ...]
+Place = tuple[t.Index | t.Span | int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,17 +37,17 @@ class AppendConfig:
     page    tokens of a page; None: the caches are dense
     """
 
-    dtype: DType = BF16
-    cache: DType | None = None
+    dtype: t.DType = t.BF16
+    cache: t.DType | None = None
     head_dim: int = 128
     rotary: str = ""
-    angles: DType = FP32
+    angles: t.DType = t.FP32
     group: int = 0
     page: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
-        if self.dtype not in (BF16, FP16) or self.stored not in (self.dtype, E4M3):
+        if self.dtype not in (t.BF16, t.FP16) or self.stored not in (self.dtype, t.E4M3):
             raise InputError(
                 f"append of {self.dtype} to a cache of {self.stored}: expected bf16 or fp16, to a "
                 "cache of that type or e4m3"
@@ -82,7 +59,7 @@ class AppendConfig:
             )
 
     @property
-    def stored(self) -> DType:
+    def stored(self) -> t.DType:
         """The element type of the caches."""
         return self.cache or self.dtype
 
@@ -99,30 +76,30 @@ class AppendConfig:
         return self.stored != self.dtype
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, t.Array]:
         """The parameters of `append`."""
         d = "half two" if self.rotary == "pairs" else "d"
         rows = "pages page_keys" if self.page else "batch keys"
-        found = {"k": array(self.dtype, f"batch tokens kv_heads {d}")}
-        found["v"] = array(self.dtype, "batch tokens kv_heads d")
-        found["lengths"] = array(INT32, "batch")
-        found["k_cache"] = array(self.stored, f"{rows} kv_heads {d}")
-        found["v_cache"] = array(self.stored, f"{rows} kv_heads d")
+        found = {"k": t.array(self.dtype, f"batch tokens kv_heads {d}")}
+        found["v"] = t.array(self.dtype, "batch tokens kv_heads d")
+        found["lengths"] = t.array(t.INT32, "batch")
+        found["k_cache"] = t.array(self.stored, f"{rows} kv_heads {d}")
+        found["v_cache"] = t.array(self.stored, f"{rows} kv_heads d")
         if self.page:
-            found["table"] = array(INT32, "batch columns")
+            found["table"] = t.array(t.INT32, "batch columns")
         if self.rotary:
-            found |= {x: array(self.angles, "positions half") for x in ("cos", "sin")}
+            found |= {x: t.array(self.angles, "positions half") for x in ("cos", "sin")}
         if self.scaled:
-            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in "kv"}
+            found |= {f"scale_{x}": t.array(t.FP32, "batch kv_heads") for x in "kv"}
         if self.group:
-            found |= {x: array(self.dtype, f"batch tokens heads {d}") for x in "qr"}
+            found |= {x: t.array(self.dtype, f"batch tokens heads {d}") for x in "qr"}
         return found
 
 
-def append(config: AppendConfig | None = None) -> Program:
+def append(config: AppendConfig | None = None) -> t.Program:
     """The program of a configuration."""
     chosen = config or AppendConfig()
-    return trace(_append, chosen.arrays, name="append", config=chosen)
+    return t.trace(_append, chosen.arrays, name="append", config=chosen)
 
 
 def append_schedule(config: AppendConfig) -> SimtSchedule:
@@ -135,51 +112,51 @@ def append_schedule(config: AppendConfig) -> SimtSchedule:
     return replace(schedule, lanes=lanes, vector=1)
 
 
-def _append(config: AppendConfig, **arrays: Array) -> None:
+def _append(config: AppendConfig, **arrays: t.Array) -> None:
     count = config.heads_at_a_time
-    b, t, group = grid(
-        batch=size("batch"), tokens=size("tokens"), heads=cdiv(size("kv_heads"), count)
+    b, token, group = t.grid(
+        batch=t.size("batch"), tokens=t.size("tokens"), heads=t.cdiv(t.size("kv_heads"), count)
     )
-    position, first = read(arrays["lengths"], b) + t, group * count
-    heads = span(first, count)
+    position, first = t.read(arrays["lengths"], b) + token, group * count
+    heads = t.span(first, count)
     # Of a token without room all heads lie behind the last one, where nothing is stored.
-    room = size("columns") * config.page if config.page else size("keys")
-    kept = span(first + position // room * size("kv_heads"), count)
+    room = t.size("columns") * config.page if config.page else t.size("keys")
+    kept = t.span(first + position // room * t.size("kv_heads"), count)
     row: Place = (b, position, kept)
     if config.page:
-        column = minimum_index(position // config.page, size("columns") - 1)
-        row = (read(arrays["table"], b, column), position % config.page, kept)
+        column = t.minimum_index(position // config.page, t.size("columns") - 1)
+        row = (t.read(arrays["table"], b, column), position % config.page, kept)
 
-    def put(which: str, columns: Place, new: Tile) -> None:
+    def put(which: str, columns: Place, new: t.Tile) -> None:
         if config.scaled:
-            new = new.cast(FP32) * reciprocal(load(arrays[f"scale_{which}"], b, heads))
-        store(arrays[f"{which}_cache"], *row, *columns, tile=new.cast(config.stored))
+            new = new.cast(t.FP32) * t.reciprocal(t.load(arrays[f"scale_{which}"], b, heads))
+        t.store(arrays[f"{which}_cache"], *row, *columns, tile=new.cast(config.stored))
 
-    every = (span(0, config.head_dim),)
-    put("v", every, load(arrays["v"], b, t, heads, *every))
+    every = (t.span(0, config.head_dim),)
+    put("v", every, t.load(arrays["v"], b, token, heads, *every))
     if not config.rotary:
-        put("k", every, load(arrays["k"], b, t, heads, *every))
+        put("k", every, t.load(arrays["k"], b, token, heads, *every))
         return
-    half = span(0, config.head_dim // 2, "half")
-    turns = [load(arrays[x], position, half).cast(FP32) for x in ("cos", "sin")]
-    for columns, part in _rotated(config, arrays["k"], (b, t, heads), turns):
+    half = t.span(0, config.head_dim // 2, "half")
+    turns = [t.load(arrays[x], position, half).cast(t.FP32) for x in ("cos", "sin")]
+    for columns, part in _rotated(config, arrays["k"], (b, token, heads), turns):
         put("k", columns, part)
     if config.group:
         width = count * config.group
-        queries = (b, t, span(group * width, width))
+        queries = (b, token, t.span(group * width, width))
         for columns, part in _rotated(config, arrays["q"], queries, turns):
-            store(arrays["r"], *queries, *columns, tile=part.cast(config.dtype))
+            t.store(arrays["r"], *queries, *columns, tile=part.cast(config.dtype))
 
 
 def _rotated(
-    config: AppendConfig, of: Array, at: Place, turns: Sequence[Tile]
-) -> list[tuple[Place, Tile]]:
+    config: AppendConfig, of: t.Array, at: Place, turns: Sequence[t.Tile]
+) -> list[tuple[Place, t.Tile]]:
     """Both halves of some heads, rotated, with the columns where they belong."""
     width = config.head_dim // 2
-    half = span(0, width, "half")
-    columns: list[Place] = [(half,), (span(width, width, "half"),)]
+    half = t.span(0, width, "half")
+    columns: list[Place] = [(half,), (t.span(width, width, "half"),)]
     if config.rotary == "pairs":
         columns = [(half, 0), (half, 1)]
-    left, right = (load(of, *at, *one).cast(FP32) for one in columns)
+    left, right = (t.load(of, *at, *one).cast(t.FP32) for one in columns)
     cos, sin = turns
     return [(columns[0], left * cos - right * sin), (columns[1], left * sin + right * cos)]

@@ -36,47 +36,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.attention.program import LOG2E, refuse_scale
-from warploom.tile import (
-    BF16,
-    E4M3,
-    FP16,
-    FP32,
-    INT32,
-    Array,
-    DType,
-    Index,
-    Program,
-    Span,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    exp2,
-    full,
-    grid,
-    load,
-    log2,
-    loop,
-    max_along,
-    maximum,
-    maximum_index,
-    minimum_index,
-    number,
-    read,
-    reciprocal,
-    size,
-    span,
-    store,
-    sum_along,
-    tanh,
-    trace,
-    where,
-    zeros,
-)
 from warploom.tile.index import as_index
 
 HEADS = (64, 128)
@@ -107,7 +71,7 @@ class DecodeConfig:
     tile     (packed rows, keys) of a block of scores
     """
 
-    dtype: DType = BF16
+    dtype: t.DType = t.BF16
     head_dim: int = 128
     value_dim: int | None = None
     group: int = 1
@@ -130,7 +94,7 @@ class DecodeConfig:
         """Refuse what no kernel here is for."""
         refuse_scale(self.scale)
         heads = HEADS if self.value_dim is None else LATENT
-        if self.head_dim not in heads or self.dtype not in (BF16, FP16, E4M3):
+        if self.head_dim not in heads or self.dtype not in (t.BF16, t.FP16, t.E4M3):
             raise InputError(
                 f"decode of {self.dtype} heads of {self.head_dim}: expected bf16, fp16 or e4m3 and "
                 f"one of {', '.join(map(str, heads))}"
@@ -204,9 +168,9 @@ class DecodeConfig:
         return self.dtype.bits == 8
 
     @property
-    def result(self) -> DType:
+    def result(self) -> t.DType:
         """The element type of o."""
-        return BF16 if self.narrow else self.dtype
+        return t.BF16 if self.narrow else self.dtype
 
     @property
     def lazy(self) -> bool:
@@ -226,33 +190,33 @@ class DecodeConfig:
         return "" if not self.narrow else "qk" if self.value_dim else "qkv"
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, t.Array]:
         """The parameters of `decode`."""
         rows = "tokens kv_heads group" if self.mixed else "batch kv_heads rows"
         keys = "pages page_keys kv_heads d" if self.page else "batch kv_heads keys d"
-        found = {"q": array(self.dtype, f"{rows} d"), "k": array(self.dtype, keys)}
-        found |= {} if self.value_dim else {"v": array(self.dtype, keys)}
+        found = {"q": t.array(self.dtype, f"{rows} d"), "k": t.array(self.dtype, keys)}
+        found |= {} if self.value_dim else {"v": t.array(self.dtype, keys)}
         if self.mixed:
-            found["tiles"] = array(INT32, "tasks fields")
+            found["tiles"] = t.array(t.INT32, "tasks fields")
         else:
-            found["lengths"] = array(INT32, "batch")
+            found["lengths"] = t.array(t.INT32, "batch")
         if self.page:
-            found["table"] = array(INT32, "batch columns")
+            found["table"] = t.array(t.INT32, "batch columns")
         if self.narrow:
-            found |= {f"scale_{x}": array(FP32, "batch kv_heads") for x in self.scaled}
+            found |= {f"scale_{x}": t.array(t.FP32, "batch kv_heads") for x in self.scaled}
         if self.sinks:
-            found["sinks"] = array(FP32, "kv_heads rows")
+            found["sinks"] = t.array(t.FP32, "kv_heads rows")
         if not self.split:
-            return {**found, "o": array(self.result, f"{rows} {self.columns[1]}")}
+            return {**found, "o": t.array(self.result, f"{rows} {self.columns[1]}")}
         parts = "batch kv_heads splits rows"
-        whole = array(FP32, f"{parts} {self.columns[1]}")
-        return {**found, "parts": whole, "sums": array(FP32, parts)}
+        whole = t.array(t.FP32, f"{parts} {self.columns[1]}")
+        return {**found, "parts": whole, "sums": t.array(t.FP32, parts)}
 
 
-def decode(config: DecodeConfig | None = None) -> Program:
+def decode(config: DecodeConfig | None = None) -> t.Program:
     """The softmax over each part of the keys."""
     chosen = config or DecodeConfig()
-    return trace(_decode, chosen.arrays, name="decode", config=chosen)
+    return t.trace(_decode, chosen.arrays, name="decode", config=chosen)
 
 
 @dataclass(frozen=True)
@@ -265,172 +229,172 @@ class Task:
     load, store  where its rows are, for either, but for the columns
     """
 
-    batch: Index
-    kv_head: Index
-    split: Index
-    splits: Index | int
-    row: Index
-    queries: Index
-    length: Index
-    load: tuple[Index | Span, ...]
-    store: tuple[Index | Span, ...]
+    batch: t.Index
+    kv_head: t.Index
+    split: t.Index
+    splits: t.Index | int
+    row: t.Index
+    queries: t.Index
+    length: t.Index
+    load: tuple[t.Index | t.Span, ...]
+    store: tuple[t.Index | t.Span, ...]
 
 
-def _task(config: DecodeConfig, rest: dict[str, Array]) -> Task:
+def _task(config: DecodeConfig, rest: dict[str, t.Array]) -> Task:
     height = config.tile[0]
     if config.mixed:
         # Heads of a tile are neighbours in time: they read neighbours in memory.
-        task, kv_head = grid(tasks=size("tasks"), kv_heads=size("kv_heads"))
-        batch, first, end, queries, length = (read(rest["tiles"], task, n) for n in range(FIELDS))
+        task, kv_head = t.grid(tasks=t.size("tasks"), kv_heads=t.size("kv_heads"))
+        batch, first, end, queries, length = (t.read(rest["tiles"], task, n) for n in range(FIELDS))
         row, tokens = (first - end + queries) * config.pitch, height // config.pitch
-        heads = span(0, config.pitch, "rows")
-        load_at = (span(first, tokens, "rows"), kv_head, heads)
-        store_at = (span(first, tokens, "rows", end), kv_head, heads)
+        heads = t.span(0, config.pitch, "rows")
+        load_at = (t.span(first, tokens, "rows"), kv_head, heads)
+        store_at = (t.span(first, tokens, "rows", end), kv_head, heads)
         return Task(batch, kv_head, as_index(0), 1, row, queries, length, load_at, store_at)
-    splits = size("splits") if config.split else 1
-    batch, kv_head, split, i = grid(
-        batch=size("batch"),
-        kv_heads=size("kv_heads"),
+    splits = t.size("splits") if config.split else 1
+    batch, kv_head, split, i = t.grid(
+        batch=t.size("batch"),
+        kv_heads=t.size("kv_heads"),
         splits=splits,
-        rows=cdiv(size("rows"), height),
+        rows=t.cdiv(t.size("rows"), height),
     )
-    queries = size("rows") // config.group
-    length = read(rest["lengths"], batch)
-    at = (batch, kv_head, span(i * height, height))
+    queries = t.size("rows") // config.group
+    length = t.read(rest["lengths"], batch)
+    at = (batch, kv_head, t.span(i * height, height))
     return Task(batch, kv_head, split, splits, i * height, queries, length, at, at)
 
 
-def _decode(q: Array, k: Array, config: DecodeConfig, **rest: Array) -> None:
+def _decode(q: t.Array, k: t.Array, config: DecodeConfig, **rest: t.Array) -> None:
     height, width = config.tile
     task = _task(config, rest)
     batch, kv_head = task.batch, task.kv_head
-    room = size("columns") * config.page if config.page else size("keys")
-    length = minimum_index(task.length, room)
+    room = t.size("columns") * config.page if config.page else t.size("keys")
+    length = t.minimum_index(task.length, room)
     first, last = _blocks(config, length, task)
-    queries = [load(q, *task.load, part) for part in _pieces(config)]
-    scales = {x: load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
-    base, total = full(-math.inf, rows=height), zeros(rows=height)
+    queries = [t.load(q, *task.load, part) for part in _pieces(config)]
+    scales = {x: t.load(rest[f"scale_{x}"], batch, kv_head) for x in config.scaled}
+    base, total = t.full(-math.inf, rows=height), t.zeros(rows=height)
     if config.sinks:  # once, in the first part
-        scores = load(rest["sinks"], kv_head, task.load[2], edge=-math.inf) * LOG2E
-        base[:] = where(number(task.split).equals(0), scores, -math.inf)
-        total[:] = where(base.equals(-math.inf), 0.0, 1.0)
+        scores = t.load(rest["sinks"], kv_head, task.load[2], edge=-math.inf) * LOG2E
+        base[:] = t.where(t.number(task.split).equals(0), scores, -math.inf)
+        total[:] = t.where(base.equals(-math.inf), 0.0, 1.0)
     columns, axis = config.columns
-    acc = zeros(FP32, **{"rows": height, axis: columns})
+    acc = t.zeros(t.FP32, **{"rows": height, axis: columns})
     caches = [cache for cache in (k, rest.get("v")) if cache is not None]
-    for j in loop(first, last):
+    for j in t.loop(first, last):
         keys, values = _block(config, caches, rest.get("table"), (batch, kv_head, j, length))
         products = queries[0] @ keys[0]
         for q_part, k_part in zip(queries[1:], keys[1:], strict=True):
             products += q_part @ k_part
         scores, factor = _scores(config, products, scales)
-        row_at = coordinate("rows", height, task.row)
+        row_at = t.coordinate("rows", height, task.row)
         seen = _visible(config, row_at, j * width, length, task.queries)
-        scores[:] = where(seen, scores, -math.inf)
-        block = max_along(scores, "keys") * factor
+        scores[:] = t.where(seen, scores, -math.inf)
+        block = t.max_along(scores, "keys") * factor
         block = block - config.lift if config.lift else block
         if config.lazy:
-            highest = where(block > base + (SLACK - config.lift), block, base)
+            highest = t.where(block > base + (SLACK - config.lift), block, base)
         else:
-            highest = maximum(base, block)
+            highest = t.maximum(base, block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-        under = where(highest.equals(-math.inf), 0.0, highest)
-        rescale = exp2(base - under)
-        weights = exp2(scores * factor - under)
-        total[:] = total * rescale + sum_along(weights, "keys")
+        under = t.where(highest.equals(-math.inf), 0.0, highest)
+        rescale = t.exp2(base - under)
+        weights = t.exp2(scores * factor - under)
+        total[:] = total * rescale + t.sum_along(weights, "keys")
         base[:] = highest
         ordered = weights.quad_order("keys") if config.narrow else weights
         packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ values
     none = total.equals(0.0)
-    share = where(none, 0.0, reciprocal(total))
+    share = t.where(none, 0.0, t.reciprocal(total))
     out = acc * (share * scales[config.scaled[-1]] if config.narrow else share)
     if not config.split:
-        return store(rest["o"], *task.store, span(0, columns), tile=out.cast(config.result))
+        return t.store(rest["o"], *task.store, t.span(0, columns), tile=out.cast(config.result))
     rows = task.store[2]
-    store(rest["parts"], batch, kv_head, task.split, rows, span(0, columns), tile=out)
-    sums = where(none, -math.inf, base + log2(total))
-    return store(rest["sums"], batch, kv_head, task.split, rows, tile=sums)
+    t.store(rest["parts"], batch, kv_head, task.split, rows, t.span(0, columns), tile=out)
+    sums = t.where(none, -math.inf, base + t.log2(total))
+    return t.store(rest["sums"], batch, kv_head, task.split, rows, tile=sums)
 
 
-def _blocks(config: DecodeConfig, length: Index, task: Task) -> tuple[Index, Index]:
+def _blocks(config: DecodeConfig, length: t.Index, task: Task) -> tuple[t.Index, t.Index]:
     """The blocks of keys of a part: all that some query sees are cut into equal parts. Of a mixed
     batch they end where the last row of the tile sees no more."""
     width = config.tile[1]
-    begin, end = 0, cdiv(length, width)
+    begin, end = 0, t.cdiv(length, width)
     if config.mixed:
-        last = cdiv(task.row + config.tile[0], config.pitch)
-        end = minimum_index(end, cdiv(length - task.queries + last, width))
+        last = t.cdiv(task.row + config.tile[0], config.pitch)
+        end = t.minimum_index(end, t.cdiv(length - task.queries + last, width))
     if config.window is not None:
-        begin = maximum_index(length - task.queries - (config.window - 1), 0) // width
+        begin = t.maximum_index(length - task.queries - (config.window - 1), 0) // width
     splits = task.splits
     share = config.part // width if config.part else (end - begin + splits - 1) // splits
     first = task.split * share + begin
-    return first, minimum_index(first + share, end)
+    return first, t.minimum_index(first + share, end)
 
 
-def _pieces(config: DecodeConfig) -> list[Span]:
+def _pieces(config: DecodeConfig) -> list[t.Span]:
     """The columns of keys and queries, in pieces of which the first may be the values."""
     first = config.value_dim or config.head_dim
     rest = config.head_dim - first
-    return [span(0, first), *([span(first, rest)] if rest else [])]
+    return [t.span(0, first), *([t.span(first, rest)] if rest else [])]
 
 
 def _block(
     config: DecodeConfig,
-    caches: Sequence[Array],
-    table: Array | None,
-    at: tuple[Index, Index, Index, Index],
-) -> tuple[list[Tile], Tile]:
+    caches: Sequence[t.Array],
+    table: t.Array | None,
+    at: tuple[t.Index, t.Index, t.Index, t.Index],
+) -> tuple[list[t.Tile], t.Tile]:
     """A block of keys in pieces, and its values; the pages beyond the last one are that page
     again."""
     batch, kv_head, j, length = at
     width, pieces = config.tile[1], _pieces(config)
 
-    def operands(place: Callable[[Array, Span], Tile]) -> tuple[list[Tile], Tile]:
+    def operands(place: Callable[[t.Array, t.Span], t.Tile]) -> tuple[list[t.Tile], t.Tile]:
         keys = [place(caches[0], piece) for piece in pieces]
         if config.value_dim:
             return keys, _operand(config, keys[0].rename("d", "e"))
         return keys, _operand(config, place(caches[1], pieces[0]))
 
     if table is None or config.page is None:
-        return operands(lambda c, d: load(c, batch, kv_head, span(j * width, width), d))
+        return operands(lambda c, d: t.load(c, batch, kv_head, t.span(j * width, width), d))
     page = config.page
-    last = cdiv(length, page) - 1
+    last = t.cdiv(length, page) - 1
     if page >= width:
-        pages = [read(table, batch, j * width // page)]
-        tokens = span(j * width % page, width, "keys")
+        pages = [t.read(table, batch, j * width // page)]
+        tokens = t.span(j * width % page, width, "keys")
     else:
         count = width // page
-        pages = [read(table, batch, minimum_index(j * count + n, last)) for n in range(count)]
-        tokens = span(0, page, "keys")
-    return operands(lambda cache, d: load(cache, pages, tokens, kv_head, d))
+        pages = [t.read(table, batch, t.minimum_index(j * count + n, last)) for n in range(count)]
+        tokens = t.span(0, page, "keys")
+    return operands(lambda cache, d: t.load(cache, pages, tokens, kv_head, d))
 
 
-def _operand(config: DecodeConfig, values: Tile) -> Tile:
+def _operand(config: DecodeConfig, values: t.Tile) -> t.Tile:
     return values.T.quad_order("keys") if config.narrow else values
 
 
 def _scores(
-    config: DecodeConfig, scores: Tile, scales: dict[str, Tile]
-) -> tuple[Tile, Tile | float]:
+    config: DecodeConfig, scores: t.Tile, scales: dict[str, t.Tile]
+) -> tuple[t.Tile, t.Tile | float]:
     """The scores, and what multiplies them in the exponent."""
-    factor: Tile | float = config.factor
+    factor: t.Tile | float = config.factor
     if config.narrow:
         factor = scales["q"] * scales["k"] * factor
     if not config.softcap:
         return scores, factor * LOG2E
-    return tanh(scores * (factor * (1.0 / config.softcap))) * config.softcap, LOG2E
+    return t.tanh(scores * (factor * (1.0 / config.softcap))) * config.softcap, LOG2E
 
 
 def _visible(
-    config: DecodeConfig, row_at: Tile, first_key: Index, length: Index, queries: Index
-) -> Tile:
+    config: DecodeConfig, row_at: t.Tile, first_key: t.Index, length: t.Index, queries: t.Index
+) -> t.Tile:
     """Key n is seen by query r up to its own position p, n <= p = length - queries + r, which in
     packed rows r * group + g is (n - length + queries) * group <= row."""
     width = config.tile[1]
-    seen = coordinate("keys", width, first_key) < length
-    beyond = coordinate("keys", width, first_key - (length - queries)) * config.pitch
+    seen = t.coordinate("keys", width, first_key) < length
+    beyond = t.coordinate("keys", width, first_key - (length - queries)) * config.pitch
     if config.causal:
         seen = (row_at >= beyond) & seen
     if config.window is not None:

@@ -15,44 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
-from warploom.tile import (
-    BF16,
-    FP32,
-    INT32,
-    Array,
-    DType,
-    Index,
-    Program,
-    Span,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    exp2,
-    full,
-    grid,
-    load,
-    log2,
-    loop,
-    max_along,
-    maximum,
-    minimum,
-    read,
-    reciprocal,
-    size,
-    span,
-    store,
-    sum_along,
-    tanh,
-    trace,
-    where,
-    zeros,
-)
 
 LOG2E = math.log2(math.e)
 SCALE_BLOCK = 128  # rows of q or k that share a factor, where blocks have theirs
@@ -103,7 +71,7 @@ class AttentionConfig:
                 multiplied by `scale_o: [one]` before it is rounded
     """
 
-    dtype: DType = BF16
+    dtype: t.DType = t.BF16
     head_dim: int = 128
     causal: bool = False
     window: int | None = None
@@ -119,7 +87,7 @@ class AttentionConfig:
     head_scales: bool = False
     block_scales: bool = False
     ordered: bool = False
-    out: DType | None = None
+    out: t.DType | None = None
     value_dim: int | None = None
     softcap: float = 0.0
 
@@ -189,9 +157,9 @@ class AttentionConfig:
         return self.dtype.bits == 8
 
     @property
-    def result(self) -> DType:
+    def result(self) -> t.DType:
         """The element type of o."""
-        return self.out or (BF16 if self.narrow else self.dtype)
+        return self.out or (t.BF16 if self.narrow else self.dtype)
 
     @property
     def lift(self) -> float:
@@ -200,33 +168,33 @@ class AttentionConfig:
         return 4.0 if self.narrow else 0.0
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, t.Array]:
         """The parameters of the program."""
         rows, keys = ("batch heads rows d", "batch kv_heads keys d")
         if self.packed:
             rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
-        specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
+        specs = {"q": t.array(self.dtype, rows), "k": t.array(self.dtype, keys)}
         if self.value_dim:
             rows, keys = (of.removesuffix("d") + "e" for of in (rows, keys))
-        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.ordered else keys)
-        specs["o"] = array(self.result, rows)
+        specs["v"] = t.array(self.dtype, "batch kv_heads d places" if self.ordered else keys)
+        specs["o"] = t.array(self.result, rows)
         if self.narrow:
             dims = dict.fromkeys("kv", "batch kv_heads") | {"q": "batch heads"}
             if self.block_scales:
                 dims |= {x: f"{dims[x]} {x}_blocks" for x in "qk"}
             elif not self.head_scales:
                 dims = dict.fromkeys("qkv", "one")
-            specs |= {f"scale_{x}": array(FP32, dims[x]) for x in "qkv"}
+            specs |= {f"scale_{x}": t.array(t.FP32, dims[x]) for x in "qkv"}
         if self.result.bits == 8:
-            specs["scale_o"] = array(FP32, "one")
+            specs["scale_o"] = t.array(t.FP32, "one")
         if self.packed:
-            specs |= {x: array(INT32, "bounds") for x in ("row_bounds", "key_bounds")}
-            specs["tiles"] = array(INT32, "tasks pair")
-        lse = array(FP32, "heads row_tokens" if self.packed else "batch heads rows")
+            specs |= {x: t.array(t.INT32, "bounds") for x in ("row_bounds", "key_bounds")}
+            specs["tiles"] = t.array(t.INT32, "tasks pair")
+        lse = t.array(t.FP32, "heads row_tokens" if self.packed else "batch heads rows")
         return {**specs, "lse": lse} if self.lse else specs
 
 
-def attention(config: AttentionConfig | None = None) -> Program:
+def attention(config: AttentionConfig | None = None) -> t.Program:
     """The tile program of attention forward: the textbook, and what the configuration makes of it
     by the rules of `warploom.rewrites`."""
     chosen = config or AttentionConfig()
@@ -242,66 +210,70 @@ def attention(config: AttentionConfig | None = None) -> Program:
 
 
 @lru_cache(maxsize=128)
-def _skipped(config: AttentionConfig) -> Program:
+def _skipped(config: AttentionConfig) -> t.Program:
     """The textbook without the blocks that are masked: several variants begin with it."""
     return skip_masked_blocks(textbook(config))
 
 
-def textbook(config: AttentionConfig) -> Program:
+def textbook(config: AttentionConfig) -> t.Program:
     """Online softmax over all blocks of keys, each masked and weighed under the maximum so far."""
     front = _packed if config.packed else _dense
-    return trace(front, config.arrays, name="attention", config=config)
+    return t.trace(front, config.arrays, name="attention", config=config)
 
 
 @dataclass(frozen=True)
 class Task:
     """A row tile of one sequence: its number, the lengths, and where everything is."""
 
-    number: Index
-    rows: Index
-    keys: Index
-    queries: Tile
-    key_block: Callable[[Index], Tile]
-    value_block: Callable[[Index], Tile]
-    put: Callable[[Tile, Tile | None], None]
-    factor: Callable[[str], Tile]
-    block_factor: Callable[[Index], Tile] | None = None  # of a block of keys
+    number: t.Index
+    rows: t.Index
+    keys: t.Index
+    queries: t.Tile
+    key_block: Callable[[t.Index], t.Tile]
+    value_block: Callable[[t.Index], t.Tile]
+    put: Callable[[t.Tile, t.Tile | None], None]
+    factor: Callable[[str], t.Tile]
+    block_factor: Callable[[t.Index], t.Tile] | None = None  # of a block of keys
 
 
-def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
-    (bq, bk), d, e = config.tile, span(0, config.head_dim), span(0, config.values, "d")
-    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
-    rows, kv_head = span(i * bq, bq), head // config.group
+def _dense(
+    q: t.Array, k: t.Array, v: t.Array, o: t.Array, config: AttentionConfig, **rest: t.Array
+) -> None:
+    (bq, bk), d, e = config.tile, t.span(0, config.head_dim), t.span(0, config.values, "d")
+    batch, head, i = t.grid(
+        batch=t.size("batch"), heads=t.size("heads"), rows=t.cdiv(t.size("rows"), bq)
+    )
+    rows, kv_head = t.span(i * bq, bq), head // config.group
 
-    def value_block(j: Index) -> Tile:
-        keys = span(j * bk, bk, "keys")
+    def value_block(j: t.Index) -> t.Tile:
+        keys = t.span(j * bk, bk, "keys")
         if config.ordered:
-            return load(v, batch, kv_head, e, keys)
-        block = load(v, batch, kv_head, keys, e)
+            return t.load(v, batch, kv_head, e, keys)
+        block = t.load(v, batch, kv_head, keys, e)
         return block.T.quad_order("keys") if config.narrow else block
 
-    def put(out: Tile, natural: Tile | None) -> None:
-        store(o, batch, head, rows, e, tile=out)
+    def put(out: t.Tile, natural: t.Tile | None) -> None:
+        t.store(o, batch, head, rows, e, tile=out)
         if natural is not None:
-            store(rest["lse"], batch, head, rows, tile=natural)
+            t.store(rest["lse"], batch, head, rows, tile=natural)
 
-    def factor(of: str) -> Tile:
-        at: tuple[Index | int, ...] = (0,)
+    def factor(of: str) -> t.Tile:
+        at: tuple[t.Index | int, ...] = (0,)
         if config.head_scales or config.block_scales:
             at = (batch, head if of == "q" else kv_head)
         if of == "q" and config.block_scales:
             at = (*at, i // (SCALE_BLOCK // bq))
-        return load(rest[f"scale_{of}"], *at)
+        return t.load(rest[f"scale_{of}"], *at)
 
-    def block_factor(j: Index) -> Tile:
-        return load(rest["scale_k"], batch, kv_head, j // (SCALE_BLOCK // bk))
+    def block_factor(j: t.Index) -> t.Tile:
+        return t.load(rest["scale_k"], batch, kv_head, j // (SCALE_BLOCK // bk))
 
     task = Task(
         i,
-        size("rows"),
-        size("keys"),
-        load(q, batch, head, rows, d),
-        lambda j: load(k, batch, kv_head, span(j * bk, bk), d),
+        t.size("rows"),
+        t.size("keys"),
+        t.load(q, batch, head, rows, d),
+        lambda j: t.load(k, batch, kv_head, t.span(j * bk, bk), d),
         value_block,
         put,
         factor,
@@ -310,85 +282,87 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
     _forward(config, task, rest)
 
 
-def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
-    (bq, bk), d, e = config.tile, span(0, config.head_dim), span(0, config.values, "d")
-    head, task_at = grid(heads=size("heads"), tasks=size("tasks"))
-    sequence, i = read(rest["tiles"], task_at, 0), read(rest["tiles"], task_at, 1)
-    first, last = (read(rest["row_bounds"], sequence + n) for n in (0, 1))
-    from_key, to_key = (read(rest["key_bounds"], sequence + n) for n in (0, 1))
+def _packed(
+    q: t.Array, k: t.Array, v: t.Array, o: t.Array, config: AttentionConfig, **rest: t.Array
+) -> None:
+    (bq, bk), d, e = config.tile, t.span(0, config.head_dim), t.span(0, config.values, "d")
+    head, task_at = t.grid(heads=t.size("heads"), tasks=t.size("tasks"))
+    sequence, i = t.read(rest["tiles"], task_at, 0), t.read(rest["tiles"], task_at, 1)
+    first, last = (t.read(rest["row_bounds"], sequence + n) for n in (0, 1))
+    from_key, to_key = (t.read(rest["key_bounds"], sequence + n) for n in (0, 1))
     kv_head = head // config.group
-    rows = span(first + i * bq, bq, "rows", last)
+    rows = t.span(first + i * bq, bq, "rows", last)
 
-    def block(of: Array, j: Index, columns: Span) -> Tile:
-        return load(of, span(from_key + j * bk, bk, "keys"), kv_head, columns)
+    def block(of: t.Array, j: t.Index, columns: t.Span) -> t.Tile:
+        return t.load(of, t.span(from_key + j * bk, bk, "keys"), kv_head, columns)
 
-    def put(out: Tile, natural: Tile | None) -> None:
-        store(o, rows, head, e, tile=out)
+    def put(out: t.Tile, natural: t.Tile | None) -> None:
+        t.store(o, rows, head, e, tile=out)
         if natural is not None:
-            store(rest["lse"], head, rows, tile=natural)
+            t.store(rest["lse"], head, rows, tile=natural)
 
-    def key_block(j: Index) -> Tile:
+    def key_block(j: t.Index) -> t.Tile:
         return block(k, j, d)
 
-    def value_block(j: Index) -> Tile:
+    def value_block(j: t.Index) -> t.Tile:
         return block(v, j, e)
 
-    queries = load(q, span(first + i * bq, bq, "rows"), head, d)
+    queries = t.load(q, t.span(first + i * bq, bq, "rows"), head, d)
 
-    def factor(of: str) -> Tile:
-        return load(rest[f"scale_{of}"], 0)
+    def factor(of: str) -> t.Tile:
+        return t.load(rest[f"scale_{of}"], 0)
 
     task = Task(i, last - first, to_key - from_key, queries, key_block, value_block, put, factor)
     _forward(config, task, rest)
 
 
-def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> None:
+def _forward(config: AttentionConfig, task: Task, rest: dict[str, t.Array]) -> None:
     (bq, bk), i = config.tile, task.number
-    scale: Tile | float = (config.softcap or config.factor) * LOG2E
+    scale: t.Tile | float = (config.softcap or config.factor) * LOG2E
     if config.narrow:
         scale = task.factor("q") * scale
     if config.narrow and task.block_factor is None:
         scale = task.factor("k") * scale
     every = scale
-    row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
-    base, total = full(-math.inf, rows=bq), zeros(rows=bq)
-    acc = zeros(rows=bq, d=config.values)
-    for j in loop(cdiv(task.keys, bk)):
+    row_at = t.coordinate("rows", bq, i * bq + (task.keys - task.rows))
+    base, total = t.full(-math.inf, rows=bq), t.zeros(rows=bq)
+    acc = t.zeros(rows=bq, d=config.values)
+    for j in t.loop(t.cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
         if config.softcap:
-            scores = tanh(scores * (config.factor / config.softcap))
-        scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
+            scores = t.tanh(scores * (config.factor / config.softcap))
+        scores[:] = t.where(_visible(config, task, row_at, j * bk), scores, -math.inf)
         if task.block_factor is not None:
             scale = task.block_factor(j) * every
         # The base under which the largest score has the weight 2 ** lift.
-        block = max_along(scores, "keys") * scale
-        highest = maximum(base, block - config.lift if config.lift else block)
+        block = t.max_along(scores, "keys") * scale
+        highest = t.maximum(base, block - config.lift if config.lift else block)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-        under = where(highest.equals(-math.inf), 0.0, highest)
-        rescale = exp2(base - under)
-        weights = exp2(scores * scale - under)
-        total[:] = total * rescale + sum_along(weights, "keys")
+        under = t.where(highest.equals(-math.inf), 0.0, highest)
+        rescale = t.exp2(base - under)
+        weights = t.exp2(scores * scale - under)
+        total[:] = total * rescale + t.sum_along(weights, "keys")
         base[:] = highest
         ordered = weights.quad_order("keys") if config.narrow else weights
         packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ task.value_block(j)
     none = total.equals(0.0)
-    share = where(none, 0.0, reciprocal(total))
+    share = t.where(none, 0.0, t.reciprocal(total))
     if config.narrow:
         share = share * task.factor("v")
     if config.result.bits == 8:
-        share = share * load(rest["scale_o"], 0)
+        share = share * t.load(rest["scale_o"], 0)
     out = (acc * share).cast(config.result)
     if not config.lse:
         return task.put(out, None)
-    natural = (base + log2(total)) * (1.0 / LOG2E)
-    return task.put(out, where(none, -math.inf, natural))
+    natural = (base + t.log2(total)) * (1.0 / LOG2E)
+    return task.put(out, t.where(none, -math.inf, natural))
 
 
-def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index) -> Tile:
-    key_at = coordinate("keys", config.tile[1], first_key)
-    seen = minimum(row_at + 1, task.keys) > key_at if config.causal else key_at < task.keys
+def _visible(config: AttentionConfig, task: Task, row_at: t.Tile, first_key: t.Index) -> t.Tile:
+    key_at = t.coordinate("keys", config.tile[1], first_key)
+    seen = t.minimum(row_at + 1, task.keys) > key_at if config.causal else key_at < task.keys
     return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 

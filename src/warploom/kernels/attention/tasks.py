@@ -17,33 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from warploom import tile as t
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.tile import (
-    FP32,
-    INT32,
-    Array,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    cumsum,
-    grid,
-    load,
-    maximum,
-    number,
-    read,
-    size,
-    span,
-    store,
-    sum_along,
-    trace,
-    where,
-    zeros,
-)
 
 MOST = 1024  # sequences of a mixed batch
 AT_A_TIME = 4096  # tasks times sequences that a block looks at
@@ -72,11 +50,11 @@ class TaskListConfig:
         return AT_A_TIME // self.room
 
 
-def task_list(config: TaskListConfig | None = None) -> Program:
+def task_list(config: TaskListConfig | None = None) -> t.Program:
     """The program of a configuration."""
-    arrays = {"bounds": array(INT32, "bounds"), "lengths": array(INT32, "batch")}
-    arrays["tiles"] = array(INT32, "tasks fields")
-    return trace(_task_list, arrays, name="task_list", config=config or TaskListConfig())
+    arrays = {"bounds": t.array(t.INT32, "bounds"), "lengths": t.array(t.INT32, "batch")}
+    arrays["tiles"] = t.array(t.INT32, "tasks fields")
+    return t.trace(_task_list, arrays, name="task_list", config=config or TaskListConfig())
 
 
 def task_list_schedule(config: TaskListConfig) -> SimtSchedule:
@@ -125,12 +103,12 @@ class TileListConfig:
         return f"{self.of.removesuffix('s')}_tiles"
 
 
-def tile_list(config: TileListConfig | None = None) -> Program:
+def tile_list(config: TileListConfig | None = None) -> t.Program:
     """The program of a configuration."""
     chosen = config or TileListConfig()
-    arrays = {name: array(INT32, "ends") for name in ("row_ends", "key_ends")}
-    arrays[chosen.name] = array(INT32, "tasks fields")
-    return trace(_tile_list, arrays, name="tile_list", config=chosen)
+    arrays = {name: t.array(t.INT32, "ends") for name in ("row_ends", "key_ends")}
+    arrays[chosen.name] = t.array(t.INT32, "tasks fields")
+    return t.trace(_tile_list, arrays, name="tile_list", config=chosen)
 
 
 def tile_list_schedule(config: TileListConfig) -> SimtSchedule:
@@ -138,49 +116,53 @@ def tile_list_schedule(config: TileListConfig) -> SimtSchedule:
     return replace(simt(tile_list(config)), launch=LaunchPlan(persistent=False))
 
 
-def _tile_list(row_ends: Array, key_ends: Array, config: TileListConfig, **tiles: Array) -> None:
-    (block,) = grid(blocks=cdiv(size("tasks"), config.tasks))
-    sequences = size("ends") - 1
-    which = coordinate("sequences", config.room, 0)
-    whole = zeros(INT32, tasks=config.tasks, sequences=config.room)
+def _tile_list(
+    row_ends: t.Array, key_ends: t.Array, config: TileListConfig, **tiles: t.Array
+) -> None:
+    (block,) = t.grid(blocks=t.cdiv(t.size("tasks"), config.tasks))
+    sequences = t.size("ends") - 1
+    which = t.coordinate("sequences", config.room, 0)
+    whole = t.zeros(t.INT32, tasks=config.tasks, sequences=config.room)
 
-    def of_sequences(ends: Array) -> tuple[Tile, Tile]:
+    def of_sequences(ends: t.Array) -> tuple[t.Tile, t.Tile]:
         """Where they begin, and how long they are."""
         there = which < sequences
-        begins = where(there, load(ends, span(0, config.room, "sequences")), 0)
-        stops = load(ends, span(1, config.room, "sequences"))
-        return begins, where(there, stops - begins, 0)
+        begins = t.where(there, t.load(ends, t.span(0, config.room, "sequences")), 0)
+        stops = t.load(ends, t.span(1, config.room, "sequences"))
+        return begins, t.where(there, stops - begins, 0)
 
     (row, rows), (key, keys) = of_sequences(row_ends), of_sequences(key_ends)
     count = config.tile[config.of == "keys"]
     counts = whole + ((keys if config.of == "keys" else rows) + (count - 1)) // count
-    place = coordinate("tasks", config.tasks, block * config.tasks)
+    place = t.coordinate("tasks", config.tasks, block * config.tasks)
 
-    def longer(than: Tile) -> Tile:
+    def longer(than: t.Tile) -> t.Tile:
         """How many tasks are as long as more than so many tiles."""
         if config.order == "causal":
-            return sum_along(maximum(counts - than, 0), "sequences")
-        return sum_along(where(than < counts, counts, 0), "sequences")
+            return t.sum_along(t.maximum(counts - than, 0), "sequences")
+        return t.sum_along(t.where(than < counts, counts, 0), "sequences")
 
-    length = zeros(INT32, tasks=config.tasks)  # of the task at a place: all that are longer precede
+    length = t.zeros(
+        t.INT32, tasks=config.tasks
+    )  # of the task at a place: all that are longer precede
     if config.order != "sequences":
         for bit in reversed(range(HALVINGS)):
             more = length + (1 << bit)
-            length = where(longer(more - 1) <= place, length, more)
+            length = t.where(longer(more - 1) <= place, length, more)
     if config.order == "causal":
-        equal = where(length <= counts, whole + 1, 0)  # tasks of that length in each sequence
+        equal = t.where(length <= counts, whole + 1, 0)  # tasks of that length in each sequence
     elif config.order == "all":
-        equal = where((length <= counts) & (counts <= length), counts, 0)
+        equal = t.where((length <= counts) & (counts <= length), counts, 0)
     else:
         equal = counts
     after = place if config.order == "sequences" else place - longer(length)
-    ends = cumsum(equal, "sequences")
+    ends = t.cumsum(equal, "sequences")
     own = (ends - equal <= after) & (after < ends)
     if config.order != "sequences":
         own = own & (whole + length > 0)
 
-    def of_its_sequence(numbers: Tile) -> Tile:
-        return sum_along(where(own, whole + numbers, 0), "sequences")
+    def of_its_sequence(numbers: t.Tile) -> t.Tile:
+        return t.sum_along(t.where(own, whole + numbers, 0), "sequences")
 
     if config.order == "causal":
         tile = counts - length if config.of == "keys" else length - 1
@@ -189,44 +171,44 @@ def _tile_list(row_ends: Array, key_ends: Array, config: TileListConfig, **tiles
     blocks = row // config.tile[0] + which
     fields = (which, tile) if config.brief else (row, rows, blocks, key, keys, tile)
     found = [of_its_sequence(x) for x in fields]
-    none = 1 - sum_along(where(own, whole + 1, 0), "sequences")
-    last = read(row_ends, sequences)
-    nowhere = {0: last, 2: last // config.tile[0] + sequences, 3: read(key_ends, sequences)}
+    none = 1 - t.sum_along(t.where(own, whole + 1, 0), "sequences")
+    last = t.read(row_ends, sequences)
+    nowhere = {0: last, 2: last // config.tile[0] + sequences, 3: t.read(key_ends, sequences)}
     if config.brief:
         nowhere = {0: sequences}
-    at = span(block * config.tasks, config.tasks)
+    at = t.span(block * config.tasks, config.tasks)
     for field, one in enumerate(found):
-        there = one + none * number(nowhere[field], INT32) if field in nowhere else one
-        store(tiles[config.name], at, field, tile=there)
+        there = one + none * t.number(nowhere[field], t.INT32) if field in nowhere else one
+        t.store(tiles[config.name], at, field, tile=there)
 
 
-def _task_list(bounds: Array, lengths: Array, tiles: Array, config: TaskListConfig) -> None:
-    (block,) = grid(blocks=cdiv(size("tasks"), config.tasks))
-    every = span(0, config.room, "sequences")
-    there = coordinate("sequences", config.room, 0) < size("batch")
-    begins = where(there, load(bounds, every), 0)
-    counts = where(there, load(bounds, span(1, config.room, "sequences")) - begins, 0)
+def _task_list(bounds: t.Array, lengths: t.Array, tiles: t.Array, config: TaskListConfig) -> None:
+    (block,) = t.grid(blocks=t.cdiv(t.size("tasks"), config.tasks))
+    every = t.span(0, config.room, "sequences")
+    there = t.coordinate("sequences", config.room, 0) < t.size("batch")
+    begins = t.where(there, t.load(bounds, every), 0)
+    counts = t.where(there, t.load(bounds, t.span(1, config.room, "sequences")) - begins, 0)
     # Exact: a number of tokens below 2^24 by a power of 2.
-    needed = ((counts + (config.tokens - 1)).cast(FP32) * (1.0 / config.tokens)).cast(INT32)
-    whole = zeros(INT32, tasks=config.tasks, sequences=config.room)
-    ends = whole + cumsum(needed, "sequences")
-    task = coordinate("tasks", config.tasks, block * config.tasks)
+    needed = ((counts + (config.tokens - 1)).cast(t.FP32) * (1.0 / config.tokens)).cast(t.INT32)
+    whole = t.zeros(t.INT32, tasks=config.tasks, sequences=config.room)
+    ends = whole + t.cumsum(needed, "sequences")
+    task = t.coordinate("tasks", config.tasks, block * config.tasks)
     before = ends <= task
     own = (ends - needed <= task) & (task < ends)
-    tile = task - sum_along(where(before, whole + needed, 0), "sequences")
+    tile = task - t.sum_along(t.where(before, whole + needed, 0), "sequences")
 
-    def of_its_sequence(numbers: Tile) -> Tile:
-        return sum_along(where(own, whole + numbers, 0), "sequences")
+    def of_its_sequence(numbers: t.Tile) -> t.Tile:
+        return t.sum_along(t.where(own, whole + numbers, 0), "sequences")
 
     begin, count = of_its_sequence(begins), of_its_sequence(counts)
-    sequence = of_its_sequence(coordinate("sequences", config.room, 0))
+    sequence = of_its_sequence(t.coordinate("sequences", config.room, 0))
     fields = (
         sequence,
         begin + tile * config.tokens,
         begin + count,
         count,
-        of_its_sequence(load(lengths, every)),
+        of_its_sequence(t.load(lengths, every)),
     )
-    place = span(block * config.tasks, config.tasks)
+    place = t.span(block * config.tasks, config.tasks)
     for field, one in enumerate(fields):
-        store(tiles, place, field, tile=one)
+        t.store(tiles, place, field, tile=one)

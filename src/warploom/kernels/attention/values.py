@@ -8,37 +8,24 @@ in which threads hold weights (`Tile.quad_order`): place 16 n + 4 q + 2 h + c ha
 
 from __future__ import annotations
 
-from warploom.tile import (
-    E4M3,
-    Array,
-    DType,
-    Program,
-    array,
-    cdiv,
-    grid,
-    load,
-    size,
-    span,
-    store,
-    trace,
-)
+from warploom import tile as t
 
 KEYS, COLUMNS = 128, 64  # of a task
 
 
-def ordered_values(dtype: DType = E4M3) -> Program:
+def ordered_values(dtype: t.DType = t.E4M3) -> t.Program:
     """The program that puts 8-bit values into the order that attention takes them in."""
 
-    def body(v: Array, out: Array) -> None:
-        tasks = {"d": cdiv(size("d"), COLUMNS), "places": cdiv(size("places"), KEYS)}
-        batch, head, j, i = grid(batch=size("batch"), kv_heads=size("kv_heads"), **tasks)
-        columns = span(j * COLUMNS, COLUMNS)
-        block = load(v, batch, head, span(i * KEYS, KEYS), columns)
+    def body(v: t.Array, out: t.Array) -> None:
+        tasks = {"d": t.cdiv(t.size("d"), COLUMNS), "places": t.cdiv(t.size("places"), KEYS)}
+        batch, head, j, i = t.grid(batch=t.size("batch"), kv_heads=t.size("kv_heads"), **tasks)
+        columns = t.span(j * COLUMNS, COLUMNS)
+        block = t.load(v, batch, head, t.span(i * KEYS, KEYS), columns)
         ordered = block.T.quad_order("keys")
-        store(out, batch, head, columns, span(i * KEYS, KEYS, "keys"), tile=ordered)
+        t.store(out, batch, head, columns, t.span(i * KEYS, KEYS, "keys"), tile=ordered)
 
     arrays = {
-        "v": array(dtype, "batch kv_heads keys d"),
-        "out": array(dtype, "batch kv_heads d places"),
+        "v": t.array(dtype, "batch kv_heads keys d"),
+        "out": t.array(dtype, "batch kv_heads d places"),
     }
-    return trace(body, arrays, name="ordered_values")
+    return t.trace(body, arrays, name="ordered_values")

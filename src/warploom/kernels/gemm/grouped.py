@@ -21,44 +21,12 @@ from math import gcd
 from operator import mul
 from typing import Any
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.tile import (
-    BF16,
-    FP32,
-    INT32,
-    Array,
-    DType,
-    Index,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    cumsum,
-    full,
-    grid,
-    load,
-    loop,
-    maximum,
-    maximum_index,
-    min_along,
-    minimum,
-    minimum_index,
-    part_begin,
-    read,
-    silu,
-    size,
-    span,
-    store,
-    sum_along,
-    trace,
-    where,
-    zeros,
-)
 from warploom.tile.index import IndexLike
 
 SCALED = 128  # elements that a block scale is for, along each axis
@@ -89,8 +57,8 @@ class GroupedConfig:
              tiles that begin at multiples of 4 rows; else threads read them an iteration ahead
     """
 
-    dtype: DType = BF16
-    out: DType = BF16
+    dtype: t.DType = t.BF16
+    out: t.DType = t.BF16
     groups: str = "none"
     scales: str = "none"
     b: str = "nk"
@@ -166,32 +134,32 @@ class GroupedConfig:
         return STEP_BYTES // self.dtype.bytes
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, t.Array]:
         """The parameters of the program."""
         experts = "" if self.groups == "none" else "experts "
         masked = "experts " if self.groups == "masked" else ""
         columns = "columns" if self.swiglu else "n"
         order = " ".join(columns if axis == "n" else axis for axis in self.b)
         found = {
-            "a": array(self.dtype, f"{masked}m k"),
-            "b": array(self.dtype, experts + order),
+            "a": t.array(self.dtype, f"{masked}m k"),
+            "b": t.array(self.dtype, experts + order),
         }
         if self.groups == "rows":
-            found["tasks"] = array(INT32, "tiles three")
+            found["tasks"] = t.array(t.INT32, "tiles three")
         if self.groups == "masked":
-            found["lengths"] = array(INT32, "experts")
+            found["lengths"] = t.array(t.INT32, "experts")
         if self.scales == "rows":
-            found["scale_a"] = array(FP32, f"{masked}m")
-            found["scale_b"] = array(FP32, experts + columns)
+            found["scale_a"] = t.array(t.FP32, f"{masked}m")
+            found["scale_b"] = t.array(t.FP32, experts + columns)
         if self.scales == "blocks":
-            found["scale_a"] = array(FP32, f"{masked}depth m")
-            found["scale_b"] = array(FP32, f"{experts}wide depth")
-        return {**found, "c": array(self.out, f"{masked}m n")}
+            found["scale_a"] = t.array(t.FP32, f"{masked}depth m")
+            found["scale_b"] = t.array(t.FP32, f"{experts}wide depth")
+        return {**found, "c": t.array(self.out, f"{masked}m n")}
 
 
-def grouped(config: GroupedConfig) -> Program:
+def grouped(config: GroupedConfig) -> t.Program:
     """The product of every expert's rows with its weights."""
-    return trace(_grouped, config.arrays, name="grouped_gemm", config=config)
+    return t.trace(_grouped, config.arrays, name="grouped_gemm", config=config)
 
 
 @dataclass(frozen=True)
@@ -199,105 +167,107 @@ class _Task:
     """Where a task's tile is: leading indices of a and of b, its rows and its columns, how many
     steps it takes, and how many those of a part of the rows take."""
 
-    of_a: tuple[Index, ...]
-    of_b: tuple[Index, ...]
-    first: Index
-    stop: Index | None
-    column: Index
-    steps: Index
-    until: Index | None
+    of_a: tuple[t.Index, ...]
+    of_b: tuple[t.Index, ...]
+    first: t.Index
+    stop: t.Index | None
+    column: t.Index
+    steps: t.Index
+    until: t.Index | None
 
 
-def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
+def _task(config: GroupedConfig, rest: dict[str, t.Array]) -> _Task:
     bm, bn = config.tile
-    steps = cdiv(size("k"), config.step)
-    rows, columns = cdiv(size("m"), bm), cdiv(size("n"), bn)
+    steps = t.cdiv(t.size("k"), config.step)
+    rows, columns = t.cdiv(t.size("m"), bm), t.cdiv(t.size("n"), bn)
     if config.groups == "none":
-        m, n = grid(m=rows, n=columns)
+        m, n = t.grid(m=rows, n=columns)
         return _Task((), (), m * bm, None, n * bn, steps, None)
     if config.groups == "masked":
-        expert, m, n = grid(experts=size("experts"), m=rows, n=columns)
-        first, stop = m * bm, minimum_index(read(rest["lengths"], expert), size("m"))
+        expert, m, n = t.grid(experts=t.size("experts"), m=rows, n=columns)
+        first, stop = m * bm, t.minimum_index(t.read(rest["lengths"], expert), t.size("m"))
         of_a = (expert,)
     else:
-        tile, n = grid(tiles=size("tiles"), n=columns)
-        expert, first, stop = (read(rest["tasks"], tile, part) for part in range(3))
+        tile, n = t.grid(tiles=t.size("tiles"), n=columns)
+        expert, first, stop = (t.read(rest["tasks"], tile, part) for part in range(3))
         of_a = ()
 
-    def of_rows(begin: IndexLike) -> Index:
+    def of_rows(begin: IndexLike) -> t.Index:
         """The steps of rows from `begin` on: none where there are no such rows."""
-        return steps * minimum_index(maximum_index(stop - first - begin, 0), 1)
+        return steps * t.minimum_index(t.maximum_index(stop - first - begin, 0), 1)
 
-    until = of_rows(part_begin("m"))
+    until = of_rows(t.part_begin("m"))
     return _Task(of_a, (expert,), first, stop, n * bn, of_rows(0), until)
 
 
-def _turned(a: Array, b: Array, c: Array, config: GroupedConfig, task: _Task, rest: Any) -> None:
+def _turned(
+    a: t.Array, b: t.Array, c: t.Array, config: GroupedConfig, task: _Task, rest: Any
+) -> None:
     """c^T = b a^T, in a loop for each width."""
     _, bn = config.tile
     assert task.stop is not None
-    rows = maximum_index(task.stop - task.first, 0)
-    columns = [task.column + half * size("n") for half in range(1 + config.swiglu)]
-    own_columns = [span(column, bn, "n") for column in columns]
+    rows = t.maximum_index(task.stop - task.first, 0)
+    columns = [task.column + half * t.size("n") for half in range(1 + config.swiglu)]
+    own_columns = [t.span(column, bn, "n") for column in columns]
     # 1 for a group of which some columns exist: the tensor core is left to the others elsewhere.
-    left = size("n") - task.column - part_begin("n")
-    inside = minimum_index(maximum_index(left, 0), 1)
+    left = t.size("n") - task.column - t.part_begin("n")
+    inside = t.minimum_index(t.maximum_index(left, 0), 1)
     least = 0
     for width in config.widths:
         # 1 where the rows of a task are more than `least`, and at most `width` or the widest.
-        here = minimum_index(maximum_index(rows - least, 0), 1)
+        here = t.minimum_index(t.maximum_index(rows - least, 0), 1)
         if width < config.widths[-1]:
-            here = here - minimum_index(maximum_index(rows - width, 0), 1)
+            here = here - t.minimum_index(t.maximum_index(rows - width, 0), 1)
         least, own = width, f"m{width}"
-        inputs = span(task.first, width, own)
-        factors: list[list[Tile]] = [[] for _ in columns]
+        inputs = t.span(task.first, width, own)
+        factors: list[list[t.Tile]] = [[] for _ in columns]
         if config.scales == "rows":  # on their way while the loop runs
-            of_a = load(rest["scale_a"], *task.of_a, inputs)
-            factors = [[load(rest["scale_b"], *task.of_b, one), of_a] for one in own_columns]
-        sums = [zeros(FP32, n=bn, **{own: width}) for _ in columns]
-        steps = cdiv(size("k"), config.step) * here
-        for i in loop(0, steps, until=steps * inside):
-            depth = span(i * config.step, config.step)
-            at = load(a, *task.of_a, inputs, depth)
+            of_a = t.load(rest["scale_a"], *task.of_a, inputs)
+            factors = [[t.load(rest["scale_b"], *task.of_b, one), of_a] for one in own_columns]
+        sums = [t.zeros(t.FP32, n=bn, **{own: width}) for _ in columns]
+        steps = t.cdiv(t.size("k"), config.step) * here
+        for i in t.loop(0, steps, until=steps * inside):
+            depth = t.span(i * config.step, config.step)
+            at = t.load(a, *task.of_a, inputs, depth)
             for number, one in enumerate(own_columns):
                 sides = (one, depth) if config.b == "nk" else (depth, one)
-                sums[number] += load(b, *task.of_b, *sides) @ at
+                sums[number] += t.load(b, *task.of_b, *sides) @ at
         results = [reduce(mul, some, acc) for acc, some in zip(sums, factors, strict=True)]
-        out = silu(results[0]) * results[1] if config.swiglu else results[0]
-        kept = span(task.first, width, own, stop=task.first + rows * here)
-        store(c, *task.of_a, kept, span(task.column, bn, "n"), tile=out.T.cast(config.out))
+        out = t.silu(results[0]) * results[1] if config.swiglu else results[0]
+        kept = t.span(task.first, width, own, stop=task.first + rows * here)
+        t.store(c, *task.of_a, kept, t.span(task.column, bn, "n"), tile=out.T.cast(config.out))
 
 
-def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array) -> None:
+def _grouped(a: t.Array, b: t.Array, c: t.Array, config: GroupedConfig, **rest: t.Array) -> None:
     bm, _ = config.tile
     task = _task(config, rest)
     if config.widths:
         _turned(a, b, c, config, task, rest)
         return
-    rows = span(task.first, bm, "m")
+    rows = t.span(task.first, bm, "m")
     count, wide = config.parts
     columns = [
-        task.column + part * wide + half * size("n")
+        task.column + part * wide + half * t.size("n")
         for part in range(count)
         for half in range(1 + config.swiglu)
     ]
-    sums = [zeros(m=bm, n=wide) for _ in columns]
+    sums = [t.zeros(m=bm, n=wide) for _ in columns]
     scales = _Scales(config, task, columns, rest)
     together = config.products_in_flight
     of_b, of_a = scales.of_b(0), scales.of_a(0)
     until = None if task.until is None else (task.until + (together - 1)) // together
-    for i in loop(0, (task.steps + (together - 1)) // together, until=until):
+    for i in t.loop(0, (task.steps + (together - 1)) // together, until=until):
         # Read an iteration ahead, so that they have arrived when they are wanted.
         next_b, next_a = scales.of_b(i + 1), scales.of_a(i + 1)
-        products: list[Tile] = []
-        factors: list[Tile] = []
+        products: list[t.Tile] = []
+        factors: list[t.Tile] = []
         for part in range(together):
-            depth = span((i * together + part) * config.step, config.step)
-            at = load(a, *task.of_a, rows, depth)
+            depth = t.span((i * together + part) * config.step, config.step)
+            at = t.load(a, *task.of_a, rows, depth)
             for number, column in enumerate(columns):
-                own = span(column, wide, "n")
+                own = t.span(column, wide, "n")
                 sides = (own, depth) if config.b == "nk" else (depth, own)
-                product = at @ load(b, *task.of_b, *sides)
+                product = at @ t.load(b, *task.of_b, *sides)
                 if not config.promoted:
                     sums[number] += product
                     continue
@@ -314,13 +284,13 @@ def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array)
     halves = 1 + config.swiglu
     for part in range(count):
         first, *others = results[part * halves : (part + 1) * halves]
-        out = silu(first) * others[0] if others else first
-        kept = span(task.first, bm, "m", stop=task.stop)
-        cols = span(task.column + part * wide, wide, "n")
-        store(c, *task.of_a, kept, cols, tile=out.cast(config.out))
+        out = t.silu(first) * others[0] if others else first
+        kept = t.span(task.first, bm, "m", stop=task.stop)
+        cols = t.span(task.column + part * wide, wide, "n")
+        t.store(c, *task.of_a, kept, cols, tile=out.cast(config.out))
 
 
-def _add(acc: Tile, product: Tile, factor: list[Tile]) -> None:
+def _add(acc: t.Tile, product: t.Tile, factor: list[t.Tile]) -> None:
     acc[:] = acc + (product * factor[0] if factor else product)
 
 
@@ -330,84 +300,86 @@ class _Scales:
 
     config: GroupedConfig
     task: _Task
-    columns: list[Index]
-    arrays: dict[str, Array]
+    columns: list[t.Index]
+    arrays: dict[str, t.Array]
 
-    def of_b(self, i: Index | int) -> list[Tile]:
+    def of_b(self, i: t.Index | int) -> list[t.Tile]:
         """The block scales of b for the products of iteration i."""
         if self.config.scales != "blocks":
             return []
         together, array = self.config.products_in_flight, self.arrays["scale_b"]
         return [
-            load(array, *self.task.of_b, column // SCALED, i * together + part)
+            t.load(array, *self.task.of_b, column // SCALED, i * together + part)
             for part in range(together)
             for column in self.columns
         ]
 
-    def of_a(self, i: Index | int) -> list[Tile]:
+    def of_a(self, i: t.Index | int) -> list[t.Tile]:
         """Those of a's rows, where threads read them."""
         read_by_threads = self.config.scales == "blocks" and not self.config.brought
         return self._rows_of_a(i) if read_by_threads else []
 
-    def factors(self, i: Index, of_a: list[Tile], of_b: list[Tile]) -> list[Tile]:
+    def factors(self, i: t.Index, of_a: list[t.Tile], of_b: list[t.Tile]) -> list[t.Tile]:
         """The factors of the products of iteration i, one a row."""
         rows, each = of_a or self._rows_of_a(i), len(self.columns)
         return [rows[number // each] * one for number, one in enumerate(of_b)]
 
-    def _rows_of_a(self, i: Index | int) -> list[Tile]:
-        rows = span(self.task.first, self.config.tile[0], "m")
+    def _rows_of_a(self, i: t.Index | int) -> list[t.Tile]:
+        rows = t.span(self.task.first, self.config.tile[0], "m")
         together, array = self.config.products_in_flight, self.arrays["scale_a"]
-        return [load(array, *self.task.of_a, i * together + part, rows) for part in range(together)]
+        return [
+            t.load(array, *self.task.of_a, i * together + part, rows) for part in range(together)
+        ]
 
-    def by_rows(self, acc: Tile, column: Index) -> Tile:
+    def by_rows(self, acc: t.Tile, column: t.Index) -> t.Tile:
         """Sums times the scales of their rows and columns."""
         if self.config.scales != "rows":
             return acc
-        rows = span(self.task.first, self.config.tile[0], "m")
-        scaled = acc * load(self.arrays["scale_a"], *self.task.of_a, rows)
-        own = span(column, self.config.parts[1], "n")
-        return scaled * load(self.arrays["scale_b"], *self.task.of_b, own)
+        rows = t.span(self.task.first, self.config.tile[0], "m")
+        scaled = acc * t.load(self.arrays["scale_a"], *self.task.of_a, rows)
+        own = t.span(column, self.config.parts[1], "n")
+        return scaled * t.load(self.arrays["scale_b"], *self.task.of_b, own)
 
 
-def work_list(experts: int, rows: int, even: bool = False) -> Program:
+def work_list(experts: int, rows: int, even: bool = False) -> t.Program:
     """The task of every tile of `rows` rows, from `ends: [experts]`, the row after each expert's
     last: `tasks: [tiles, 3]`. No tile has rows of two experts; tasks beyond the last have no rows.
     `even`: the rows of an expert are shared out to as few tiles, in multiples of 8.
 
     There is room for all with ceil(m / rows) + experts tiles.
     """
-    arrays = {"ends": array(INT32, "experts"), "tasks": array(INT32, "tiles three")}
-    return trace(_work_list, arrays, name="work_list", experts=experts, rows=rows, even=even)
+    arrays = {"ends": t.array(t.INT32, "experts"), "tasks": t.array(t.INT32, "tiles three")}
+    return t.trace(_work_list, arrays, name="work_list", experts=experts, rows=rows, even=even)
 
 
-def _work_list(ends: Array, tasks: Array, experts: int, rows: int, even: bool) -> None:
-    (block,) = grid(tiles=cdiv(size("tiles"), LISTED))
-    every = span(0, experts)
-    end = load(ends, every)
-    count = end - load(ends, span(-1, experts))
+def _work_list(ends: t.Array, tasks: t.Array, experts: int, rows: int, even: bool) -> None:
+    (block,) = t.grid(tiles=t.cdiv(t.size("tiles"), LISTED))
+    every = t.span(0, experts)
+    end = t.load(ends, every)
+    count = end - t.load(ends, t.span(-1, experts))
     # Half a row keeps the quotient away from whole numbers, where fp32 would have to be exact: up
     # to 2^22 rows it is cut off to the right one.
-    tiles = (((count + (rows - 1)).cast(FP32) + 0.5) * (1.0 / rows)).cast(INT32)
-    upto = cumsum(tiles, "experts")
-    own = coordinate("tiles", LISTED, block * LISTED)
+    tiles = (((count + (rows - 1)).cast(t.FP32) + 0.5) * (1.0 / rows)).cast(t.INT32)
+    upto = t.cumsum(tiles, "experts")
+    own = t.coordinate("tiles", LISTED, block * LISTED)
     before = own >= upto
-    expert = sum_along(where(before, full(1, INT32, experts=experts), 0), "experts")
-    begin = sum_along(where(before, count, 0), "experts")
-    tile = own - sum_along(where(before, tiles, 0), "experts")
-    last = min_along(where(before, 1 << 30, end), "experts")
-    at = span(block * LISTED, LISTED, "tiles")
+    expert = t.sum_along(t.where(before, t.full(1, t.INT32, experts=experts), 0), "experts")
+    begin = t.sum_along(t.where(before, count, 0), "experts")
+    tile = own - t.sum_along(t.where(before, tiles, 0), "experts")
+    last = t.min_along(t.where(before, 1 << 30, end), "experts")
+    at = t.span(block * LISTED, LISTED, "tiles")
     none = expert >= experts
-    each: Tile | int = rows
+    each: t.Tile | int = rows
     if even:
-        parts = maximum(tiles, 1)
-        share = (((count + parts).cast(FP32) - 0.5) / parts.cast(FP32)).cast(INT32)
-        share = ((share + (EVEN - 1)).cast(FP32) * (1.0 / EVEN)).cast(INT32) * EVEN
-        mine = coordinate("experts", experts).equals(expert)
-        each = sum_along(where(mine, share, 0), "experts")
-        last = minimum(last, begin + (tile + 1) * each)
+        parts = t.maximum(tiles, 1)
+        share = (((count + parts).cast(t.FP32) - 0.5) / parts.cast(t.FP32)).cast(t.INT32)
+        share = ((share + (EVEN - 1)).cast(t.FP32) * (1.0 / EVEN)).cast(t.INT32) * EVEN
+        mine = t.coordinate("experts", experts).equals(expert)
+        each = t.sum_along(t.where(mine, share, 0), "experts")
+        last = t.minimum(last, begin + (tile + 1) * each)
     first = begin + tile * each
-    for place, found in enumerate((minimum(expert, experts - 1), first, last)):
-        store(tasks, at, place, tile=where(none, 0, found))
+    for place, found in enumerate((t.minimum(expert, experts - 1), first, last)):
+        t.store(tasks, at, place, tile=t.where(none, 0, found))
 
 
 def work_schedule(experts: int) -> SimtSchedule:

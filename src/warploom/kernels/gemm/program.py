@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from warploom import tile as t
 from warploom.autosched.plans import ADDED
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
@@ -17,42 +18,19 @@ from warploom.errors import InputError
 from warploom.rewrites.accumulators import cluster_reduce, share_of, swap_operands
 from warploom.rewrites.early_factors import load_factors_early
 from warploom.rewrites.split_sums import Split, split_sums
-from warploom.tile import (
-    BF16,
-    FP32,
-    Array,
-    DType,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    gelu,
-    gelu_tanh,
-    grid,
-    leaky_relu,
-    load,
-    loop,
-    relu,
-    silu,
-    size,
-    span,
-    store,
-    trace,
-    zeros,
-)
 
 
-def _identity(x: Tile) -> Tile:
+def _identity(x: t.Tile) -> t.Tile:
     return x
 
 
-ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
+ACTIVATIONS: dict[str, Callable[[t.Tile], t.Tile]] = {
     "none": _identity,
-    "relu": relu,
-    "leaky_relu": leaky_relu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "silu": silu,
+    "relu": t.relu,
+    "leaky_relu": t.leaky_relu,
+    "gelu": t.gelu,
+    "gelu_tanh": t.gelu_tanh,
+    "silu": t.silu,
 }
 
 
@@ -75,8 +53,8 @@ class GemmConfig:
               tile's m may be any multiple of 8 (and n a multiple of 64), not the other way round
     """
 
-    dtype: DType = BF16
-    out: DType = BF16
+    dtype: t.DType = t.BF16
+    out: t.DType = t.BF16
     a: str = "mk"
     b: str = "kn"
     batched: bool = False
@@ -128,35 +106,35 @@ class GemmConfig:
         return self.slices > 1 and not self.in_cluster
 
     @property
-    def epilogue(self) -> dict[str, Array]:
+    def epilogue(self) -> dict[str, t.Array]:
         """The arrays that the epilogue reads."""
         lead = "batch " if self.batched else ""
         along = ("m", "n") if self.row_scales else ("one", "one")
-        found = {f"scale_{x}": array(FP32, axis) for x, axis in zip("ab", along, strict=True)}
-        specs = found if self.scales or self.row_scales else dict[str, Array]()
+        found = {f"scale_{x}": t.array(t.FP32, axis) for x, axis in zip("ab", along, strict=True)}
+        specs = found if self.scales or self.row_scales else dict[str, t.Array]()
         if self.bias:
-            specs["bias"] = array(FP32, "n")
+            specs["bias"] = t.array(t.FP32, "n")
         for name in ("gate", "residual"):
             if getattr(self, name):
-                specs[name] = array(self.out, lead + "m n")
+                specs[name] = t.array(self.out, lead + "m n")
         return specs
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, t.Array]:
         """The parameters of the program."""
         lead = "batch " if self.batched else ""
         specs = {
-            "a": array(self.dtype, lead + " ".join(self.a)),
-            "b": array(self.dtype, lead + " ".join(self.b)),
+            "a": t.array(self.dtype, lead + " ".join(self.a)),
+            "b": t.array(self.dtype, lead + " ".join(self.b)),
         }
         if self.dual:
             specs["b2"] = specs["b"]
         if self.workspace:
-            return {**specs, "parts": array(FP32, "slices m n")}
-        return {**specs, **self.epilogue, "c": array(self.out, lead + "m n")}
+            return {**specs, "parts": t.array(t.FP32, "slices m n")}
+        return {**specs, **self.epilogue, "c": t.array(self.out, lead + "m n")}
 
 
-def gemm(config: GemmConfig | None = None) -> Program:
+def gemm(config: GemmConfig | None = None) -> t.Program:
     """The tile program of a GEMM: the textbook, and what the configuration makes of it by the rules
     of `warploom.rewrites`; with slices in memory, of the sums that `combine` adds up."""
     chosen = config or GemmConfig()
@@ -168,7 +146,7 @@ def gemm(config: GemmConfig | None = None) -> Program:
     return program if chosen.workspace else load_factors_early(program)
 
 
-def combine(config: GemmConfig) -> Program:
+def combine(config: GemmConfig) -> t.Program:
     """The second half of a GEMM in slices: add up the sums in order, then the epilogue."""
     return _split(config).second
 
@@ -177,29 +155,31 @@ def _split(config: GemmConfig) -> Split:
     return split_sums(_textbook(config), config.slices, ADDED)
 
 
-def _textbook(config: GemmConfig) -> Program:
+def _textbook(config: GemmConfig) -> t.Program:
     whole = replace(config, slices=1, in_cluster=False)
-    return trace(_gemm, whole.arrays, name="gemm", config=whole)
+    return t.trace(_gemm, whole.arrays, name="gemm", config=whole)
 
 
-def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
+def _gemm(
+    a: t.Array, b: t.Array, config: GemmConfig, b2: t.Array | None = None, **rest: t.Array
+) -> None:
     bm, bn, bk = config.tile
-    tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
-    lead = {"batch": size("batch")} if config.batched else {}
-    *outer, m, n = grid(**lead, **tiles)
-    rows, cols = span(m * bm, bm), span(n * bn, bn)
-    acc, acc2 = zeros(m=bm, n=bn), zeros(m=bm, n=bn)
-    for i in loop(cdiv(size("k"), bk * config.products_in_flight)):
-        products: list[Tile] = []
+    tiles = {"m": t.cdiv(t.size("m"), bm), "n": t.cdiv(t.size("n"), bn)}
+    lead = {"batch": t.size("batch")} if config.batched else {}
+    *outer, m, n = t.grid(**lead, **tiles)
+    rows, cols = t.span(m * bm, bm), t.span(n * bn, bn)
+    acc, acc2 = t.zeros(m=bm, n=bn), t.zeros(m=bm, n=bn)
+    for i in t.loop(t.cdiv(t.size("k"), bk * config.products_in_flight)):
+        products: list[t.Tile] = []
         for part in range(config.products_in_flight):
-            depth = span((i * config.products_in_flight + part) * bk, bk)
-            at = load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
+            depth = t.span((i * config.products_in_flight + part) * bk, bk)
+            at = t.load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
             sides = (*outer, *((depth, cols) if config.b == "kn" else (cols, depth)))
-            products.append(at @ load(b, *sides))
+            products.append(at @ t.load(b, *sides))
             if not config.promote:
                 acc += products[-1]
             if b2 is not None:
-                acc2 += at @ load(b2, *sides)
+                acc2 += at @ t.load(b2, *sides)
         if config.promote:
             for product in products:
                 acc[:] = product + acc
@@ -208,27 +188,27 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
 
 def _finish(
     config: GemmConfig,
-    acc: Tile,
+    acc: t.Tile,
     at: tuple[Any, ...],
-    rest: dict[str, Array],
-    acc2: Tile | None = None,
+    rest: dict[str, t.Array],
+    acc2: t.Tile | None = None,
 ) -> None:
     """The epilogue on fp32 sums, and the store."""
     result = acc * config.scale if config.scale != 1.0 else acc
     if config.scales:
-        result = result * (load(rest["scale_a"], 0) * load(rest["scale_b"], 0))
+        result = result * (t.load(rest["scale_a"], 0) * t.load(rest["scale_b"], 0))
     if config.row_scales:
-        result = result * load(rest["scale_a"], at[-2]) * load(rest["scale_b"], at[-1])
+        result = result * t.load(rest["scale_a"], at[-2]) * t.load(rest["scale_b"], at[-1])
     if config.bias:
-        result = result + load(rest["bias"], at[-1])
+        result = result + t.load(rest["bias"], at[-1])
     result = ACTIVATIONS[config.activation](result)
     if acc2 is not None:
         result = result * acc2
     if config.gate:
-        result = result * load(rest["gate"], *at).cast(FP32)
+        result = result * t.load(rest["gate"], *at).cast(t.FP32)
     if config.residual:
-        result = result + load(rest["residual"], *at).cast(FP32)
-    store(rest["c"], *at, tile=result.cast(config.out))
+        result = result + t.load(rest["residual"], *at).cast(t.FP32)
+    t.store(rest["c"], *at, tile=result.cast(config.out))
 
 
 def default_policy(config: GemmConfig) -> Policy:

@@ -14,36 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.rewrites.accumulators import share_of
-from warploom.tile import (
-    BF16,
-    E4M3,
-    FP32,
-    INT8,
-    Array,
-    DType,
-    Index,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    grid,
-    high_nibble,
-    load,
-    loop,
-    low_nibble,
-    minimum_index,
-    reduce_scatter,
-    size,
-    span,
-    store,
-    trace,
-    zeros,
-)
 
 PART = 8  # columns of a sum that go to another block of a cluster together
 MOST_ROWS = 128  # of x, for which a tile has room
@@ -72,8 +48,8 @@ class WeightOnlyConfig:
     slices   of k form a cluster and add up their sums
     """
 
-    dtype: DType = BF16
-    weights: DType = E4M3
+    dtype: t.DType = t.BF16
+    weights: t.DType = t.E4M3
     bits: int = 8
     grouped: bool = False
     tile: tuple[int, int] = (64, 16)
@@ -85,7 +61,7 @@ class WeightOnlyConfig:
             raise InputError(
                 f"weight-only gemm of {self.dtype} by {self.weights}: expected 16 and 8 bits"
             )
-        if self.bits != 8 and (self.bits, self.weights) != (4, INT8):
+        if self.bits != 8 and (self.bits, self.weights) != (4, t.INT8):
             raise InputError(
                 f"weight-only gemm of {self.weights} of {self.bits} bits: expected 8, or int8 with "
                 "two numbers of 4 bits"
@@ -109,13 +85,13 @@ class WeightOnlyConfig:
         return GROUP << alone
 
     @property
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, t.Array]:
         """The parameters of the program."""
         return {
-            "x": array(self.dtype, "m k"),
-            "w": array(self.weights, "n k" if self.bits == 8 else "n bytes"),
-            "scale": array(FP32, "groups n" if self.grouped else "n"),
-            "y": array(self.dtype, "m n"),
+            "x": t.array(self.dtype, "m k"),
+            "w": t.array(self.weights, "n k" if self.bits == 8 else "n bytes"),
+            "scale": t.array(t.FP32, "groups n" if self.grouped else "n"),
+            "y": t.array(self.dtype, "m n"),
         }
 
 
@@ -136,41 +112,43 @@ def pack_nibbles(weights: Any) -> Any:
     return ((halves[:, :, 1] << 4) | (halves[:, :, 0] & 15)).reshape(n, k // 2)
 
 
-def weight_only(config: WeightOnlyConfig) -> Program:
+def weight_only(config: WeightOnlyConfig) -> t.Program:
     """The product, in slices where the configuration has some."""
-    return trace(_weight_only, config.arrays, name="weight_only_gemm", config=config)
+    return t.trace(_weight_only, config.arrays, name="weight_only_gemm", config=config)
 
 
-def _weight_only(x: Array, w: Array, scale: Array, y: Array, config: WeightOnlyConfig) -> None:
+def _weight_only(
+    x: t.Array, w: t.Array, scale: t.Array, y: t.Array, config: WeightOnlyConfig
+) -> None:
     bn, bm = config.tile
-    steps = cdiv(size(w.dims[1]), config.step)
+    steps = t.cdiv(t.size(w.dims[1]), config.step)
     lead = {"slices": config.slices} if config.slices > 1 else {}
-    *part, n, m = grid(**lead, n=cdiv(size("n"), bn), m=cdiv(size("m"), bm))
-    each = cdiv(steps, config.slices)
-    first: Index | int = part[0] * each if part else 0
-    rows, cols = span(n * bn, bn), span(m * bm, bm)
-    acc = zeros(n=bn, m=bm)
-    for i in loop(first, minimum_index(first + each, steps)):
-        stored = load(w, rows, span(i * config.step, config.step, "k"))
+    *part, n, m = t.grid(**lead, n=t.cdiv(t.size("n"), bn), m=t.cdiv(t.size("m"), bm))
+    each = t.cdiv(steps, config.slices)
+    first: t.Index | int = part[0] * each if part else 0
+    rows, cols = t.span(n * bn, bn), t.span(m * bm, bm)
+    acc = t.zeros(n=bn, m=bm)
+    for i in t.loop(first, t.minimum_index(first + each, steps)):
+        stored = t.load(w, rows, t.span(i * config.step, config.step, "k"))
         for half, weights in enumerate(_widened(stored, config)):
             group = i * config.halves + half
-            inputs = load(x, cols, span(group * config.step, config.step))
+            inputs = t.load(x, cols, t.span(group * config.step, config.step))
             if config.grouped:
-                acc[:] = acc + (weights @ inputs) * load(scale, group, rows)
+                acc[:] = acc + (weights @ inputs) * t.load(scale, group, rows)
             else:
                 acc += weights @ inputs
     if part:
         width = share_of(bm, config.slices)
-        acc = reduce_scatter(acc, part[0], config.slices, "m", width)
-        beyond = part[0] // (bm // width) * size("m")  # of blocks that get no part of the sum
-        cols = span(m * bm + part[0] * width + beyond, width)
-    out = acc if config.grouped else acc * load(scale, rows)
-    store(y, cols, rows, tile=out.T.cast(config.dtype))
+        acc = t.reduce_scatter(acc, part[0], config.slices, "m", width)
+        beyond = part[0] // (bm // width) * t.size("m")  # of blocks that get no part of the sum
+        cols = t.span(m * bm + part[0] * width + beyond, width)
+    out = acc if config.grouped else acc * t.load(scale, rows)
+    t.store(y, cols, rows, tile=out.T.cast(config.dtype))
 
 
-def _widened(stored: Tile, config: WeightOnlyConfig) -> list[Tile]:
+def _widened(stored: t.Tile, config: WeightOnlyConfig) -> list[t.Tile]:
     """The weights of a step in the type of x, group by group."""
-    parts = [stored] if config.bits == 8 else [low_nibble(stored), high_nibble(stored)]
+    parts = [stored] if config.bits == 8 else [t.low_nibble(stored), t.high_nibble(stored)]
     return [part.cast(config.dtype) for part in parts]
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
@@ -40,30 +41,6 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.program import STATES, arrays_of
 from warploom.kernels.recurrent.scalar import GATES, LEAST_STEP, ScalarTask
 from warploom.kernels.recurrent.task import CHUNK, rows
-from warploom.tile import (
-    BF16,
-    FP32,
-    Array,
-    Index,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    cumsum,
-    load,
-    loop,
-    maximum,
-    number,
-    sigmoid,
-    size,
-    span,
-    store,
-    sum_along,
-    trace,
-    where,
-    zeros,
-)
 
 ALLOW = "spills", "stack"  # 24 to 88 B, of channels 904: rearranging did not help
 WIDE = 128  # columns of a task's part of R that are not cut, of either axis
@@ -79,35 +56,35 @@ def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
     return ("keys", "queries") if config.decay == "channel" else ("rows",)
 
 
-def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
+def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> t.Program:
     """The program of one of `parts_of` a configuration; scalar `scale` as in `recurrent`.
 
     Raises `InputError` for d above 64 with a delta rule.
     """
 
-    def body(**given: Array) -> None:
+    def body(**given: t.Array) -> None:
         TASKS[part](config, given).run()
 
     name = "recurrent_backward" + (f"_{part}" if part != "rows" else "")
-    return trace(body, backward_arrays(config, part), name=name)
+    return t.trace(body, backward_arrays(config, part), name=name)
 
 
-def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Array]:
+def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, t.Array]:
     """The arrays of a part of a configuration, in order: what is read, then what is written."""
     arrays = arrays_of(replace(config, states=True), "batch rows")  # refuses what has none
     arrays["do"] = arrays.pop("o")
     for state in ("initial", "final"):
         arrays.pop(state, None)
     kept, value = arrays["states"], arrays["v"]
-    states = {"dfinal": array(FP32, STATES)} if config.final else {}
-    states |= {"dinitial": array(FP32, STATES)} if config.initial else {}
-    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | states
-    made["dv"] = array(BF16, PARTS) if tiles_of(config)[1] > 1 else value
+    states = {"dfinal": t.array(t.FP32, STATES)} if config.final else {}
+    states |= {"dinitial": t.array(t.FP32, STATES)} if config.initial else {}
+    made = {x: t.array(t.BF16, CHANNELS) for x in ("dq", "dk")} | states
+    made["dv"] = t.array(t.BF16, PARTS) if tiles_of(config)[1] > 1 else value
     for name, dims in given_dims(config).items():
-        made[name] = array(BF16 if dims == CHANNELS else FP32, dims)
+        made[name] = t.array(t.BF16 if dims == CHANNELS else t.FP32, dims)
     if part == "rows":
         return arrays | made
-    starts = array(FP32, STARTS if config.decay == "channel" else NUMBERS)
+    starts = t.array(t.FP32, STARTS if config.decay == "channel" else NUMBERS)
     between = {"starts": starts} if config.decay != "none" else {}
     gates = list(given_dims(config))
     if part == "keys":
@@ -151,9 +128,9 @@ def slots_of(config: RecurrentConfig, heads: int) -> int:
     return heads * tiles_of(config)[0]
 
 
-def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
+def made_arrays(config: RecurrentConfig) -> dict[str, t.Array]:
     """What the kernels of a configuration write, in order; `starts` is theirs alone."""
-    made: dict[str, Array] = {}
+    made: dict[str, t.Array] = {}
     for part in parts_of(config):
         ops = recurrent_backward(config, part).ops()
         written = {op.array.name for op in ops if op.kind == "store" and op.array is not None}
@@ -189,42 +166,42 @@ class _Chunk:
     along e; the states [e, d] before it and the gradients after it as operands, in rows of parts
     along e; the weights, dt or g along t."""
 
-    c: Index
-    q: list[Tile]
-    k: list[Tile]
-    v: list[Tile]
-    do: list[Tile]
-    states: list[list[Tile]]
-    after: list[list[Tile]]
-    vector: Tile | None
-    slope: Tile | None
+    c: t.Index
+    q: list[t.Tile]
+    k: list[t.Tile]
+    v: list[t.Tile]
+    do: list[t.Tile]
+    states: list[list[t.Tile]]
+    after: list[list[t.Tile]]
+    vector: t.Tile | None
+    slope: t.Tile | None
     weights: Weights | None
 
 
 class ScalarBackward(ScalarTask, BackwardTask):
     """Traces what one task does: the chunks of a head, for a tile of R."""
 
-    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, t.Array]) -> None:
         self.tile = tile_of(config)
         super().__init__(config, arrays)
         (e, d), count = self.tile, tiles_of(config)[1]
         across, down = self.column // count, self.column % count
-        self.keys_slot = self.head * cdiv(size("e"), e) + across
+        self.keys_slot = self.head * t.cdiv(t.size("e"), e) + across
         self.values_part = self.head * count + down
-        self.parts = [span(down * d + at, CHUNK, "d") for at in range(0, d, CHUNK)]
-        self.columns_of = [span(across * e + at, CHUNK, "e") for at in range(0, e, CHUNK)]
+        self.parts = [t.span(down * d + at, CHUNK, "d") for at in range(0, d, CHUNK)]
+        self.columns_of = [t.span(across * e + at, CHUNK, "e") for at in range(0, e, CHUNK)]
         self.grads = [[self.last("dfinal", y, x) for y in self.parts] for x in self.columns_of]
         # What all channels have is counted by the task of the first ones.
-        self.once = where(number(down).equals(0), 1.0, 0.0) if count > 1 else None
+        self.once = t.where(t.number(down).equals(0), 1.0, 0.0) if count > 1 else None
         written = given_dims(config).items()
-        self.sums = {name: zeros(t=CHUNK) for name, dims in written if dims == LANES}
+        self.sums = {name: t.zeros(t=CHUNK) for name, dims in written if dims == LANES}
 
-    def third(self) -> tuple[str, Index]:
+    def third(self) -> tuple[str, t.Index]:
         """Tasks of a head are told apart by their tile of R, those of its channels first."""
         e, d = self.tile
-        return "cols", cdiv(size("e"), e) * (self.config.depth // d)
+        return "cols", t.cdiv(t.size("e"), e) * (self.config.depth // d)
 
-    def place_of(self, name: str) -> Index:
+    def place_of(self, name: str) -> t.Index:
         """Where a task leaves its part of a gradient."""
         return self.values_part if name == "dv" else self.keys_slot
 
@@ -233,7 +210,7 @@ class ScalarBackward(ScalarTask, BackwardTask):
         last = self.chunks - 1
         gated = self.config.decay in GATES
         gates = [self.gate(last - n) for n in (0, 1)] if gated else []
-        for i in loop(self.chunks):
+        for i in t.loop(self.chunks):
             chunk = self.loaded(last - i, gates[0] if gated else None)
             self.rows_of(chunk)
             if gated:
@@ -241,25 +218,25 @@ class ScalarBackward(ScalarTask, BackwardTask):
                 gates[0].assign(gates[1])
                 gates[1].assign(after)
         for name, tile in self.sums.items():
-            store(self.arrays[name], self.batch, self.slot, span(0, CHUNK, "t"), tile=tile)
+            t.store(self.arrays[name], self.batch, self.slot, t.span(0, CHUNK, "t"), tile=tile)
         for columns, grads in zip(self.columns_of, self.grads, strict=True):
             for part, grad in zip(self.parts, grads, strict=True):
                 self.first(part, grad, columns)
 
-    def loaded(self, c: Index, gate: Tile | None) -> _Chunk:
+    def loaded(self, c: t.Index, gate: t.Tile | None) -> _Chunk:
         """Chunk c."""
         vector = self.vector(gate, c) if gate is not None else None
         slope = None
         if gate is not None and self.bias is not None:
-            slope = sigmoid(gate.cast(FP32).rename("n", "t") + self.bias)
+            slope = t.sigmoid(gate.cast(t.FP32).rename("n", "t") + self.bias)
         return _Chunk(
             c,
-            [load(self.arrays["q"], self.batch, rows(c, "m"), self.group, d) for d in self.parts],
-            [load(self.arrays["k"], self.batch, rows(c, "n"), self.group, d) for d in self.parts],
+            [t.load(self.arrays["q"], self.batch, rows(c, "m"), self.group, d) for d in self.parts],
+            [t.load(self.arrays["k"], self.batch, rows(c, "n"), self.group, d) for d in self.parts],
             [self.of_values("v", c, "n", e) for e in self.columns_of],
             [self.of_values("do", c, "m", e) for e in self.columns_of],
             [[self.before(c, d, e) for d in self.parts] for e in self.columns_of],
-            [[grad.cast(BF16) for grad in grads] for grads in self.grads],
+            [[grad.cast(t.BF16) for grad in grads] for grads in self.grads],
             vector,
             slope,
             self.weights_of(vector) if vector is not None else self.constant(c),
@@ -285,21 +262,21 @@ class ScalarBackward(ScalarTask, BackwardTask):
         if self.config.decay != "none":
             self.logarithms(chunk, added)
 
-    def weighed(self, chunk: _Chunk, scores: Tile, change: Tile) -> tuple[Tile, Tile]:
+    def weighed(self, chunk: _Chunk, scores: t.Tile, change: t.Tile) -> tuple[t.Tile, t.Tile]:
         """P and dP, [n, m] each, from q k^T and dO v^T."""
         m, n = self.places
         skip = self.skip
         if skip is not None:
-            own = sum_along(where(n.equals(m), change, 0.0), "m").rename("n", "t")
+            own = t.sum_along(t.where(n.equals(m), change, 0.0), "m").rename("n", "t")
             skip, own = (x if self.once is None else x * self.once for x in (skip, own))
             self.sums["dskip"] += own
         between = chunk.weights.between() if chunk.weights is not None else self.scale
-        seen, change = (where(n <= m, x * between, 0.0) for x in (scores, change))
+        seen, change = (t.where(n <= m, x * between, 0.0) for x in (scores, change))
         if skip is not None:
-            seen = seen + where(n.equals(m), skip, 0.0)
-        return seen.cast(BF16), change.cast(BF16)
+            seen = seen + t.where(n.equals(m), skip, 0.0)
+        return seen.cast(t.BF16), change.cast(t.BF16)
 
-    def part_of(self, chunk: _Chunk, number: int, change: Tile) -> tuple[Tile, Tile]:
+    def part_of(self, chunk: _Chunk, number: int, change: t.Tile) -> tuple[t.Tile, t.Tile]:
         """q dq and k dk of the rows, summed over a part of d: [m] and [n]."""
         q, k, weights = chunk.q[number], chunk.k[number], chunk.weights
         dk = contracted(chunk.v, [after[number] for after in chunk.after])
@@ -311,18 +288,18 @@ class ScalarBackward(ScalarTask, BackwardTask):
         dq = contracted(asked, [states[number] for states in chunk.states])
         dq += change @ k
         self.give("dq", chunk.c, "m", self.parts[number], dq)
-        return sum_along(q.cast(FP32) * dq, "d"), sum_along(k.cast(FP32) * dk, "d")
+        return t.sum_along(q.cast(t.FP32) * dq, "d"), t.sum_along(k.cast(t.FP32) * dk, "d")
 
-    def weighed_do(self, chunk: _Chunk, do: Tile) -> Tile:
+    def weighed_do(self, chunk: _Chunk, do: t.Tile) -> t.Tile:
         """The rows of do as the state before the chunk has their weight, [m, e].
 
         Both dq and R are made of these, rounded once: what is summed to the gradients of decays is
         a difference of the two, in which one rounding of do alone would stay for 64 rows.
         """
         weight = chunk.weights.before.rename("t", "m") if chunk.weights is not None else self.scale
-        return (do.cast(FP32) * weight).cast(BF16)
+        return (do.cast(t.FP32) * weight).cast(t.BF16)
 
-    def logarithms(self, chunk: _Chunk, parts: list[tuple[Tile, Tile]]) -> None:
+    def logarithms(self, chunk: _Chunk, parts: list[tuple[t.Tile, t.Tile]]) -> None:
         """The gradients of the decays of a chunk, behind those of its rows."""
         (from_q, from_k), *rest = parts
         for one, other in rest:
@@ -330,16 +307,16 @@ class ScalarBackward(ScalarTask, BackwardTask):
         from_q, from_k = from_q.rename("m", "t"), from_k.rename("n", "t")
         own = from_q - from_k
         start = [
-            product(state.cast(FP32), grad)
+            product(state.cast(t.FP32), grad)
             for states, grads in zip(chunk.states, self.grads, strict=True)
             for state, grad in zip(states, grads, strict=True)
         ]
-        self.gates_of(chunk, sum(start[1:], start[0]) + (own - cumsum(own, "t")), from_k)
+        self.gates_of(chunk, sum(start[1:], start[0]) + (own - t.cumsum(own, "t")), from_k)
 
-    def gates_of(self, chunk: _Chunk, change: Tile, from_k: Tile) -> None:
+    def gates_of(self, chunk: _Chunk, change: t.Tile, from_k: t.Tile) -> None:
         """Store or add up the gradients of what the decays of a chunk are made from."""
-        inside = coordinate("t", CHUNK, chunk.c * CHUNK) < size("rows")
-        change = where(inside, change, 0.0)
+        inside = t.coordinate("t", CHUNK, chunk.c * CHUNK) < t.size("rows")
+        change = t.where(inside, change, 0.0)
         if chunk.vector is None:
             self.sums["dg"] += change
         elif self.config.decay == "token":
@@ -348,14 +325,14 @@ class ScalarBackward(ScalarTask, BackwardTask):
             step = chunk.vector
             self.sums["da"] += change * step
             # k dk has the step as a factor.
-            change = change * (self.rate / LOG2E) + from_k / maximum(step, LEAST_STEP)
+            change = change * (self.rate / LOG2E) + from_k / t.maximum(step, LEAST_STEP)
             if chunk.slope is not None:
                 change = change * chunk.slope
                 self.sums["dbias"] += change
             self.give_row("ddt", chunk.c, change)
 
 
-def contracted(left: list[Tile], right: list[Tile]) -> Tile:
+def contracted(left: list[t.Tile], right: list[t.Tile]) -> t.Tile:
     """The sum of products of parts along the axis that both have."""
     total = left[0] @ right[0]
     for one, other in zip(left[1:], right[1:], strict=True):
@@ -363,9 +340,9 @@ def contracted(left: list[Tile], right: list[Tile]) -> Tile:
     return total
 
 
-def product(one: Tile, other: Tile) -> Tile:
+def product(one: t.Tile, other: t.Tile) -> t.Tile:
     """The sum of all products of elements [e, d]."""
-    return sum_along(sum_along(one * other, "d"), "e")
+    return t.sum_along(t.sum_along(one * other, "d"), "e")
 
 
 TASKS = {

@@ -12,43 +12,31 @@ three bits more than bf16.
 
 from __future__ import annotations
 
+from warploom import tile as t
 from warploom.derive.lower.chunks import LOG2E, summed
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
-from warploom.tile import (
-    BF16,
-    FP32,
-    Index,
-    Tile,
-    coordinate,
-    exp2,
-    loop,
-    lower_inverse,
-    span,
-    store,
-    where,
-)
 
-Sums = tuple[Tile, Tile] | tuple[None, None]  # running sums, their total; without decay none
+Sums = tuple[t.Tile, t.Tile] | tuple[None, None]  # running sums, their total; without decay none
 
 
 class Gates:
     """The numbers of a chunk's rows along an axis, loaded two chunks before they are needed."""
 
     def __init__(
-        self, task: Task, axis: str, names: tuple[str, ...], first: Index | int = 0
+        self, task: Task, axis: str, names: tuple[str, ...], first: t.Index | int = 0
     ) -> None:
         self.task, self.axis, self.names = task, axis, names
         self.now, self.later = (self._of(first + n) for n in (0, 1))
-        self.after = dict[str, Tile]()
+        self.after = dict[str, t.Tile]()
 
-    def _of(self, chunk: Index | int) -> dict[str, Tile]:
+    def _of(self, chunk: t.Index | int) -> dict[str, t.Tile]:
         return {name: self.task.gates(name, chunk, self.axis) for name in self.names}
 
-    def vector(self, name: str) -> Tile:
+    def vector(self, name: str) -> t.Tile:
         """Of the present chunk, along an axis of its own, "t"."""
-        return self.now[name].cast(FP32).rename(self.axis, "t")
+        return self.now[name].cast(t.FP32).rename(self.axis, "t")
 
-    def load(self, chunk: Index) -> None:
+    def load(self, chunk: t.Index) -> None:
         """Those that are needed two chunks after this one."""
         self.after = self._of(chunk + 2)
 
@@ -65,21 +53,21 @@ class DeltaTask(Task):
     def run(self) -> None:
         """All of it."""
         state, gates = self.state(), Gates(self, "r", self.names)
-        for i in loop(self.chunks):
+        for i in t.loop(self.chunks):
             k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
             # What needs no solution runs beside the work on the first product.
             low, scores = k.rename("n", "r") @ k, q.rename("m", "r") @ k
             gates.load(i)
             beta, decays = gates.vector("beta"), self.sums(gates)
             low, seen = self.weighed(low, scores, beta, decays[0])
-            inverse = lower_inverse(low)
+            inverse = t.lower_inverse(low)
             if self.config.states:
-                square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
+                square = t.span(0, CHUNK, "r"), t.span(0, CHUNK, "n")
                 kept = self.batch, i, self.slot, *square
-                store(self.arrays["inverse"], *kept, tile=inverse.cast(BF16))
-            solved = (inverse * beta.rename("t", "n")).cast(BF16)
+                t.store(self.arrays["inverse"], *kept, tile=inverse.cast(t.BF16))
+            solved = (inverse * beta.rename("t", "n")).cast(t.BF16)
             self.keep(i, state)
-            old = state.cast(BF16) @ k
+            old = state.cast(t.BF16) @ k
             found = self.added(state, old, (q, v), solved, decays[0])
             self.put(i, self.advance(i, state, found, (k, seen), decays))
             gates.turn()
@@ -97,41 +85,48 @@ class DeltaTask(Task):
         return summed(gates.vector("g") * LOG2E)
 
     def added(
-        self, state: Tile, old: Tile, given: tuple[Tile, Tile], solved: Tile, sums: Tile | None
-    ) -> tuple[Tile, Tile]:
+        self,
+        state: t.Tile,
+        old: t.Tile,
+        given: tuple[t.Tile, t.Tile],
+        solved: t.Tile,
+        sums: t.Tile | None,
+    ) -> tuple[t.Tile, t.Tile]:
         """What the rows of a chunk add, [e, r], and what the state before it has for its queries,
         from q and v, the solution of the chunk's system and what that state has for its keys."""
         q, v = given
-        old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
+        old *= -t.exp2(sums).rename("t", "n") if sums is not None else -1.0
         new = v @ solved
-        new += old.cast(BF16) @ solved
-        return new, state.cast(BF16) @ q
+        new += old.cast(t.BF16) @ solved
+        return new, state.cast(t.BF16) @ q
 
     def advance(
-        self, i: Index, state: Tile, found: tuple[Tile, Tile], given: tuple[Tile, Tile],
+        self, i: t.Index, state: t.Tile, found: tuple[t.Tile, t.Tile], given: tuple[t.Tile, t.Tile],
         decays: Sums,
-    ) -> Tile:  # fmt: skip
+    ) -> t.Tile:  # fmt: skip
         """The result of chunk i, [e, m], from what its rows add, [e, r], and what the state before
         it has for its queries, and from its k and scores; the state is moved on."""
         (new, out), (k, seen), (sums, whole) = found, given, decays
         if self.config.states:
             where_u = self.batch, rows(i, "n"), self.head, self.values
-            store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
-        fresh = added = new.cast(BF16).rename("r", "n")
+            t.store(self.arrays["fresh"], *where_u, tile=new.T.cast(t.BF16).rename("r", "n"))
+        fresh = added = new.cast(t.BF16).rename("r", "n")
         if sums is not None and whole is not None:
-            added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
-            state *= exp2(whole)
+            added = (new * t.exp2(whole - sums).rename("t", "r")).cast(t.BF16).rename("r", "n")
+            state *= t.exp2(whole)
         state += added @ k
-        out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
+        out *= (t.exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
         out += fresh @ seen
         return out
 
-    def weighed(self, low: Tile, scores: Tile, beta: Tile, sums: Tile | None) -> tuple[Tile, Tile]:
+    def weighed(
+        self, low: t.Tile, scores: t.Tile, beta: t.Tile, sums: t.Tile | None
+    ) -> tuple[t.Tile, t.Tile]:
         """L, [r, n], and how much of row n is in row m, [m, n], from the products of keys and of
         queries with keys, both [r, n]. On and above the diagonal L is not read."""
-        r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
+        r, n = t.coordinate("r", CHUNK), t.coordinate("n", CHUNK)
         if sums is not None:  # once for both: exponentials are what a chunk has most of
-            left = exp2(sums.rename("t", "r") - sums.rename("t", "n"))
+            left = t.exp2(sums.rename("t", "r") - sums.rename("t", "n"))
             low, scores = low * left, scores * left
-        seen = where(r >= n, scores * self.scale, 0.0).cast(BF16)
+        seen = t.where(r >= n, scores * self.scale, 0.0).cast(t.BF16)
         return low * beta.rename("t", "r"), seen.rename("r", "m")

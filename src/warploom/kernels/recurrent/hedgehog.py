@@ -21,46 +21,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.lower.chunks import LOG2E
 from warploom.errors import InputError
 from warploom.kernels.recurrent.task import CHUNK, rows
-from warploom.tile import (
-    BF16,
-    FP32,
-    Array,
-    Index,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    exp2,
-    full,
-    grid,
-    load,
-    log2,
-    loop,
-    max_along,
-    maximum,
-    min_along,
-    number,
-    scalar,
-    size,
-    span,
-    store,
-    sum_along,
-    trace,
-    where,
-    zeros,
-)
 
 FEATURES = 64  # columns of a map; there are twice as many features
 COLUMNS = 128  # of the values, of a task
 SAME = 16  # columns of sums over rows, all the same
 LOWEST = -1e30  # a masked logarithm
-FEATURE_SPAN = span(0, FEATURES, "n")
+FEATURE_SPAN = t.span(0, FEATURES, "n")
 Wide = NDArray[np.float64]
 
 
@@ -83,17 +55,17 @@ class HedgehogConfig:
         return 128 if self.key_dim > CHUNK else CHUNK
 
 
-def hedgehog(config: HedgehogConfig) -> Program:
+def hedgehog(config: HedgehogConfig) -> t.Program:
     """The program of a configuration."""
-    arrays = {name: array(BF16, "batch rows heads d") for name in ("q", "k")}
-    arrays |= {name: array(BF16, "batch rows heads e") for name in ("v", "o")}
-    arrays |= {name: array(BF16, "heads d f") for name in ("q_map", "k_map")}
-    arrays |= {name: array(FP32, "heads") for name in ("window", "linear")}
+    arrays = {name: t.array(t.BF16, "batch rows heads d") for name in ("q", "k")}
+    arrays |= {name: t.array(t.BF16, "batch rows heads e") for name in ("v", "o")}
+    arrays |= {name: t.array(t.BF16, "heads d f") for name in ("q_map", "k_map")}
+    arrays |= {name: t.array(t.FP32, "heads") for name in ("window", "linear")}
 
-    def body(**given: Array) -> None:
+    def body(**given: t.Array) -> None:
         _Task(config, given).run()
 
-    return trace(body, arrays, name="hedgehog")
+    return t.trace(body, arrays, name="hedgehog")
 
 
 def default_policy() -> Policy:
@@ -107,73 +79,77 @@ class _Task:
     """Traces a task: a head's rows, for 128 columns of the values. Rows are m, and i as operands;
     keys are n, and so are features."""
 
-    def __init__(self, config: HedgehogConfig, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, config: HedgehogConfig, arrays: Mapping[str, t.Array]) -> None:
         self.config, self.arrays = config, arrays
-        places = {"batch": size("batch"), "heads": size("heads"), "cols": cdiv(size("e"), COLUMNS)}
-        self.batch, self.head, self.column = grid(**places)
-        self.depth = span(0, config.depth, "d")
-        self.values = span(self.column * COLUMNS, COLUMNS, "e")
-        self.window, self.linear = (load(arrays[x], self.head) for x in ("window", "linear"))
+        places = {
+            "batch": t.size("batch"),
+            "heads": t.size("heads"),
+            "cols": t.cdiv(t.size("e"), COLUMNS),
+        }
+        self.batch, self.head, self.column = t.grid(**places)
+        self.depth = t.span(0, config.depth, "d")
+        self.values = t.span(self.column * COLUMNS, COLUMNS, "e")
+        self.window, self.linear = (t.load(arrays[x], self.head) for x in ("window", "linear"))
 
     def run(self) -> None:
         """All of it."""
-        maps = [load(self.arrays[f"{x}_map"], self.head, self.depth, FEATURE_SPAN) for x in "qk"]
-        states = [zeros(e=COLUMNS, n=FEATURES) for _ in range(2)]
+        maps = [t.load(self.arrays[f"{x}_map"], self.head, self.depth, FEATURE_SPAN) for x in "qk"]
+        states = [t.zeros(e=COLUMNS, n=FEATURES) for _ in range(2)]
         # Sums of features over rows are matmuls with ones, the same in every column: down the rows
         # of a register tile a sum takes 48 shuffles.
-        ones = full(1.0, BF16, i=CHUNK, g=SAME)
-        sums = [zeros(n=FEATURES, g=SAME) for _ in range(2)]
-        scale, share = scalar("scale") * LOG2E, log2(self.window)
-        m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
-        for c in loop(cdiv(size("rows"), CHUNK)):
-            first = number(c).equals(0)  # of the chunk before there is nothing
+        ones = t.full(1.0, t.BF16, i=CHUNK, g=SAME)
+        sums = [t.zeros(n=FEATURES, g=SAME) for _ in range(2)]
+        scale, share = t.scalar("scale") * LOG2E, t.log2(self.window)
+        m, n = t.coordinate("m", CHUNK), t.coordinate("n", CHUNK)
+        for c in t.loop(t.cdiv(t.size("rows"), CHUNK)):
+            first = t.number(c).equals(0)  # of the chunk before there is nothing
             q, k, old = self.keys("q", c, "m"), self.keys("k", c, "n"), self.keys("k", c - 1, "m")
             v, before = self.value(c, "n"), self.value(c - 1, "n")
             near, far, mapped = q @ k, q @ old.rename("m", "n"), q @ maps[0]
-            near = where(m >= n, near, LOWEST)
-            highest = where(first, LOWEST, max_along(far, "n"))
-            top = maximum(max_along(near, "n"), highest) * scale - share
-            near = exp2(near * scale - top)
-            far = exp2(far * scale - where(first, -LOWEST, top))
-            window = sum_along(near, "n"), sum_along(far, "n")
-            weights = [part.cast(BF16).rename("m", "i") for part in (near, far)]
+            near = t.where(m >= n, near, LOWEST)
+            highest = t.where(first, LOWEST, t.max_along(far, "n"))
+            top = t.maximum(t.max_along(near, "n"), highest) * scale - share
+            near = t.exp2(near * scale - top)
+            far = t.exp2(far * scale - t.where(first, -LOWEST, top))
+            window = t.sum_along(near, "n"), t.sum_along(far, "n")
+            weights = [part.cast(t.BF16).rename("m", "i") for part in (near, far)]
             # Each half from a product of its own, so that two groups may make one each.
             past = [old @ maps[1] for _ in range(2)]
-            counts = [one.cast(BF16) for one in sums]
-            asked = [phi(mapped, self.linear, half).cast(BF16) for half in range(2)]
-            linear = max_along(asked[0] @ counts[0] + asked[1] @ counts[1], "g")
+            counts = [one.cast(t.BF16) for one in sums]
+            asked = [phi(mapped, self.linear, half).cast(t.BF16) for half in range(2)]
+            linear = t.max_along(asked[0] @ counts[0] + asked[1] @ counts[1], "g")
             asked = [part.rename("m", "i") for part in asked]
             kept = [
-                phi(past[half], where(first, 0.0, 1.0), half).cast(BF16).rename("m", "i")
+                phi(past[half], t.where(first, 0.0, 1.0), half).cast(t.BF16).rename("m", "i")
                 for half in range(2)
             ]
             out = v @ weights[0]
             out += before @ weights[1]
             for operand, state in zip(asked, states, strict=True):
-                out += state.cast(BF16) @ operand
+                out += state.cast(t.BF16) @ operand
             for half, operand in enumerate(kept):
                 sums[half] += operand @ ones
                 states[half] += before.rename("n", "i") @ operand
             out *= (1.0 / (window[0] + window[1] + linear)).rename("m", "i")
             where_out = self.batch, rows(c, "i"), self.head, self.values
-            store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
+            t.store(self.arrays["o"], *where_out, tile=out.T.cast(t.BF16))
 
-    def keys(self, name: str, i: Index, axis: str) -> Tile:
+    def keys(self, name: str, i: t.Index, axis: str) -> t.Tile:
         """The q or k of chunk i, [axis, d]."""
-        return load(self.arrays[name], self.batch, rows(i, axis), self.head, self.depth)
+        return t.load(self.arrays[name], self.batch, rows(i, axis), self.head, self.depth)
 
-    def value(self, i: Index, axis: str) -> Tile:
+    def value(self, i: t.Index, axis: str) -> t.Tile:
         """The v of chunk i, [axis, e]."""
-        return load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
+        return t.load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
 
 
-def phi(x: Tile, times: Tile, half: int) -> Tile:
+def phi(x: t.Tile, times: t.Tile, half: int) -> t.Tile:
     """The softmax of x [rows, n] along n, or that of -x, so many times."""
     if half:
-        found = exp2(min_along(x, "n") * LOG2E - x * LOG2E)
+        found = t.exp2(t.min_along(x, "n") * LOG2E - x * LOG2E)
     else:
-        found = exp2(x * LOG2E - max_along(x, "n") * LOG2E)
-    return found * (times / sum_along(found, "n"))
+        found = t.exp2(x * LOG2E - t.max_along(x, "n") * LOG2E)
+    return found * (times / t.sum_along(found, "n"))
 
 
 def reference(values: Mapping[str, NDArray[np.floating]], scale: float) -> Wide:

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from warploom import tile as t
 from warploom.derive.lower.chunks import LOG2E, Weights, summed
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.task import CHUNK, Task
-from warploom.tile import (
-    BF16,
-    FP32,
-    Array,
-    Index,
-    Tile,
-    coordinate,
-    exp,
-    exp2,
-    load,
-    log,
-    log2,
-    loop,
-    maximum,
-    minimum_index,
-    number,
-    size,
-    where,
-)
 
 LEAST_STEP = 2.0**-120  # of a dt, which has a logarithm
 GATES = {"token": "g", "step": "dt"}  # what says the decay of a row
@@ -39,15 +21,15 @@ class _Ahead:
     def __init__(self, task: ScalarTask) -> None:
         self.task, self.now, self.later = task, task.gate(0), task.gate(1)
 
-    def weights(self, i: Index) -> Weights:
+    def weights(self, i: t.Index) -> Weights:
         """Of chunk i."""
         return self.task.weights(self.now, i)
 
-    def load(self, i: Index) -> Tile:
+    def load(self, i: t.Index) -> t.Tile:
         """Behind the scores of chunk i: gates for a later one."""
         return self.task.gate(i + 2)
 
-    def turn(self, after: Tile) -> None:
+    def turn(self, after: t.Tile) -> None:
         """To the next chunk."""
         self.now.assign(self.later)
         self.later.assign(after)
@@ -58,13 +40,13 @@ class ScalarTask(Task):
 
     axis = "n"  # along rows of registers, as gates are loaded
 
-    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, t.Array]) -> None:
         super().__init__(config, arrays)
         rate = RATES.get(config.decay)
-        self.rate = load(arrays[rate], self.head) * LOG2E if rate else LOG2E
-        self.bias = load(arrays["bias"], self.head) if config.softplus else None
-        self.skip = load(arrays["skip"], self.head) if config.skip else None
-        self.places = coordinate("m", CHUNK), coordinate("n", CHUNK)
+        self.rate = t.load(arrays[rate], self.head) * LOG2E if rate else LOG2E
+        self.bias = t.load(arrays["bias"], self.head) if config.softplus else None
+        self.skip = t.load(arrays["skip"], self.head) if config.skip else None
+        self.places = t.coordinate("m", CHUNK), t.coordinate("n", CHUNK)
 
     def run(self) -> None:
         """All of it."""
@@ -72,13 +54,13 @@ class ScalarTask(Task):
         if not config.output:
             self.add_up(state, ahead)
             return
-        for i in loop(self.chunks):
+        for i in t.loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
             self.keep(i, state)
             # ptxas waits for a matmul of loaded operands before one that takes registers, of which
             # a deep state has so many that they are better free again soon.
             scores = k @ q if config.depth > CHUNK else None
-            out = state.cast(BF16) @ q
+            out = state.cast(t.BF16) @ q
             scores = k @ q if scores is None else scores
             after = ahead.load(i) if ahead else None
             weights = ahead.weights(i) if ahead else self.constant(i)
@@ -88,7 +70,7 @@ class ScalarTask(Task):
                 added = weights.added(v)
                 state *= weights.whole
             out *= weights.before.rename("t", "m") if weights else self.scale
-            out += v @ seen.cast(BF16)
+            out += v @ seen.cast(t.BF16)
             state += added @ k
             self.put(i, out)
             if ahead is not None and after is not None:
@@ -99,9 +81,9 @@ class ScalarTask(Task):
         """Gates of chunks, where rows have some."""
         return _Ahead(self) if self.config.decay in GATES else None
 
-    def add_up(self, state: Tile, ahead: _Ahead | None) -> None:
+    def add_up(self, state: t.Tile, ahead: _Ahead | None) -> None:
         """Only what rows add to the state."""
-        for i in loop(self.chunks):
+        for i in t.loop(self.chunks):
             k, v = self.keys("k", i, "n"), self.value(i, "n")
             weights = ahead.weights(i) if ahead else self.constant(i)
             if weights is None:
@@ -114,44 +96,44 @@ class ScalarTask(Task):
                 ahead.turn(ahead.load(i))
         self.end(state)
 
-    def seen(self, scores: Tile, between: Tile | float) -> Tile:
+    def seen(self, scores: t.Tile, between: t.Tile | float) -> t.Tile:
         """How much of row n is in row m, [n, m]."""
-        seen = where(self.places[1] <= self.places[0], scores * between, 0.0)
+        seen = t.where(self.places[1] <= self.places[0], scores * between, 0.0)
         if self.skip is not None:
-            seen = seen + where(self.places[1].equals(self.places[0]), self.skip, 0.0)
+            seen = seen + t.where(self.places[1].equals(self.places[0]), self.skip, 0.0)
         return seen
 
-    def gate(self, i: Index | int) -> Tile:
+    def gate(self, i: t.Index | int) -> t.Tile:
         """What the weights of chunk i are made of."""
         return self.gates(GATES[self.config.decay], i, self.axis)
 
-    def weights(self, gate: Tile, i: Index | int) -> Weights:
+    def weights(self, gate: t.Tile, i: t.Index | int) -> Weights:
         """From the gates of chunk i."""
         return self.weights_of(self.vector(gate, i))
 
-    def vector(self, gate: Tile, i: Index | int) -> Tile:
+    def vector(self, gate: t.Tile, i: t.Index | int) -> t.Tile:
         """The g or dt of chunk i along an axis of their own."""
-        vector = gate.cast(FP32).rename(self.axis, "t")
+        vector = gate.cast(t.FP32).rename(self.axis, "t")
         if self.bias is not None:
             raw = vector + self.bias
-            soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
-            vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
+            soft = t.maximum(raw, 0.0) + t.log(t.exp(-abs(raw)) + 1.0)
+            vector = t.where(t.coordinate("t", CHUNK, i * CHUNK) < t.size("rows"), soft, 0.0)
         return vector
 
-    def weights_of(self, vector: Tile) -> Weights:
+    def weights_of(self, vector: t.Tile) -> Weights:
         """From the g or dt of a chunk."""
         sums, whole = summed(vector * self.rate)
         # With a step a row is added dt times.
         step = self.config.decay == "step"
-        other = log2(maximum(vector, LEAST_STEP)) - sums if step else -sums
-        own, before = sums + log2(self.scale), exp2(sums) * self.scale
-        return Weights(own, other, before, exp2(whole), exp2(whole + other))
+        other = t.log2(t.maximum(vector, LEAST_STEP)) - sums if step else -sums
+        own, before = sums + t.log2(self.scale), t.exp2(sums) * self.scale
+        return Weights(own, other, before, t.exp2(whole), t.exp2(whole + other))
 
-    def constant(self, i: Index) -> Weights | None:
+    def constant(self, i: t.Index) -> Weights | None:
         """The weights of chunk i where no row has a gate; none where all are 1."""
         if self.config.decay == "none":
             return None
-        sums = (coordinate("t", CHUNK, 1)).cast(FP32) * self.rate
-        whole = number(minimum_index(size("rows") - i * CHUNK, CHUNK)) * self.rate
-        own, before = sums + log2(self.scale), exp2(sums) * self.scale
-        return Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
+        sums = (t.coordinate("t", CHUNK, 1)).cast(t.FP32) * self.rate
+        whole = t.number(t.minimum_index(t.size("rows") - i * CHUNK, CHUNK)) * self.rate
+        own, before = sums + t.log2(self.scale), t.exp2(sums) * self.scale
+        return Weights(own, -sums, before, t.exp2(whole), t.exp2(whole - sums))

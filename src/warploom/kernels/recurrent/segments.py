@@ -12,24 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from warploom import tile as t
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.task import CHUNK
-from warploom.tile import (
-    FP32,
-    Array,
-    Program,
-    array,
-    cdiv,
-    exp,
-    grid,
-    load,
-    loop,
-    size,
-    span,
-    store,
-    trace,
-    zeros,
-)
 
 COLUMNS = 16  # of a state, a task of the scan
 CHUNK_US = 1.7  # of a task's chunk; H200, a block on each SM (bench/linear_attention.py, Mamba-2)
@@ -65,7 +50,7 @@ def configs(config: RecurrentConfig) -> tuple[RecurrentConfig, RecurrentConfig]:
     return states, replace(config, initial=True, final=False)
 
 
-def scan(config: RecurrentConfig) -> Program:
+def scan(config: RecurrentConfig) -> t.Program:
     """The states before the segments, `before`, and after the last one, `final`.
 
     `added: [batch, segments, heads, d, e]` is what each segment adds, `sums: [batch, segments,
@@ -73,22 +58,22 @@ def scan(config: RecurrentConfig) -> Program:
     the first one, `initial: [batch, heads, d, e]`.
     """
     each, whole = "batch segments heads d e", "batch heads d e"
-    arrays = {"added": array(FP32, each), "sums": array(FP32, "batch segments heads")}
-    arrays |= {"before": array(FP32, each), "final": array(FP32, whole)}
-    arrays |= {"initial": array(FP32, whole)} if config.initial else {}
+    arrays = {"added": t.array(t.FP32, each), "sums": t.array(t.FP32, "batch segments heads")}
+    arrays |= {"before": t.array(t.FP32, each), "final": t.array(t.FP32, whole)}
+    arrays |= {"initial": t.array(t.FP32, whole)} if config.initial else {}
 
-    def body(**given: Array) -> None:
-        blocks = cdiv(size("e"), COLUMNS)
-        batch, head, column = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
-        part = span(0, config.key_dim, "d"), span(column * COLUMNS, COLUMNS, "e")
+    def body(**given: t.Array) -> None:
+        blocks = t.cdiv(t.size("e"), COLUMNS)
+        batch, head, column = t.grid(batch=t.size("batch"), heads=t.size("heads"), cols=blocks)
+        part = t.span(0, config.key_dim, "d"), t.span(column * COLUMNS, COLUMNS, "e")
         if config.initial:
-            state = load(given["initial"], batch, head, *part).copy()
+            state = t.load(given["initial"], batch, head, *part).copy()
         else:
-            state = zeros(d=config.key_dim, e=COLUMNS)
-        for s in loop(size("segments")):
-            store(given["before"], batch, s, head, *part, tile=state)
-            state *= exp(load(given["sums"], batch, s, head))
-            state += load(given["added"], batch, s, head, *part)
-        store(given["final"], batch, head, *part, tile=state)
+            state = t.zeros(d=config.key_dim, e=COLUMNS)
+        for s in t.loop(t.size("segments")):
+            t.store(given["before"], batch, s, head, *part, tile=state)
+            state *= t.exp(t.load(given["sums"], batch, s, head))
+            state += t.load(given["added"], batch, s, head, *part)
+        t.store(given["final"], batch, head, *part, tile=state)
 
-    return trace(body, arrays, name="recurrent_scan")
+    return t.trace(body, arrays, name="recurrent_scan")

@@ -8,44 +8,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from warploom import tile as t
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.tile import (
-    BF16,
-    FP32,
-    Array,
-    Program,
-    array,
-    cdiv,
-    grid,
-    load,
-    loop,
-    size,
-    span,
-    store,
-    trace,
-)
 
 ELEMENTS = 2048  # of a task's tile: 16 of a thread
 AT_ONCE = 16  # parts that are loaded one beside the other
 
 
-def slot_sums(parts: int, d: int) -> Program:
+def slot_sums(parts: int, d: int) -> t.Program:
     """`sums: [tokens, d]` of `parts: [tokens, slots, d]`, in fp32, in the order of the slots."""
     rows = max(1, ELEMENTS // d)
 
-    def body(**given: Array) -> None:
-        (token,) = grid(tokens=cdiv(size("tokens"), rows))
-        place = span(token * rows, rows, "tokens"), span(0, d, "d")
-        total = load(given["parts"], place[0], 0, place[1]).cast(FP32)
-        for slot in range(1, parts) if parts <= AT_ONCE else loop(1, size("slots")):
-            total += load(given["parts"], place[0], slot, place[1]).cast(FP32)
-        store(given["sums"], *place, tile=total.cast(BF16))
+    def body(**given: t.Array) -> None:
+        (token,) = t.grid(tokens=t.cdiv(t.size("tokens"), rows))
+        place = t.span(token * rows, rows, "tokens"), t.span(0, d, "d")
+        total = t.load(given["parts"], place[0], 0, place[1]).cast(t.FP32)
+        for slot in range(1, parts) if parts <= AT_ONCE else t.loop(1, t.size("slots")):
+            total += t.load(given["parts"], place[0], slot, place[1]).cast(t.FP32)
+        t.store(given["sums"], *place, tile=total.cast(t.BF16))
 
-    arrays = {"parts": array(BF16, "tokens slots d"), "sums": array(BF16, "tokens d")}
-    return trace(body, arrays, name="recurrent_slot_sums")
+    arrays = {"parts": t.array(t.BF16, "tokens slots d"), "sums": t.array(t.BF16, "tokens d")}
+    return t.trace(body, arrays, name="recurrent_slot_sums")
 
 
-def slot_schedule(program: Program) -> SimtSchedule:
+def slot_schedule(program: t.Program) -> SimtSchedule:
     """Its schedule: d is a multiple of 8, so a thread moves 16 bytes at a time."""
     return replace(simt(program), aligned=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.derive.lower.channels import LEAST, Channels, blocks_now_past
@@ -27,60 +28,38 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.delta import DeltaTask, Gates
 from warploom.kernels.recurrent.program import arrays_of
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
-from warploom.tile import (
-    BF16,
-    FP32,
-    Array,
-    Index,
-    Program,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    exp2,
-    full,
-    load,
-    loop,
-    lower_inverse,
-    maximum,
-    span,
-    store,
-    trace,
-    where,
-    zeros,
-)
 
-SQUARES = {name: array(BF16, "batch chunks heads r n") for name in ("scores", "solved")}
+SQUARES = {name: t.array(t.BF16, "batch chunks heads r n") for name in ("scores", "solved")}
 FEW = "spills", "stack"  # `solve` under decays of channels spills 168 B
 AT_ONCE = 4  # chunks of a task of `solve`; with 8 it took 4 to 6 % longer
 COLUMNS = 64  # of a state, of a task of `chunks`
 
 
-def solve(config: RecurrentConfig) -> Program:
+def solve(config: RecurrentConfig) -> t.Program:
     """The program of what chunks need of themselves."""
     every = arrays_of(config, "batch rows")
     arrays = {name: every[name] for name in ("q", "k", "g", "beta") if name in every} | SQUARES
     task = _SolveChannels if config.decay == "channel" else _Solve
 
-    def body(**given: Array) -> None:
+    def body(**given: t.Array) -> None:
         task(config, given).run()
 
-    return trace(body, arrays, name="recurrent_solve")
+    return t.trace(body, arrays, name="recurrent_solve")
 
 
-def chunks(config: RecurrentConfig) -> Program:
+def chunks(config: RecurrentConfig) -> t.Program:
     """The program that goes through the chunks."""
     arrays = arrays_of(config, "batch rows") | SQUARES
     del arrays["beta"]
     task = _ChannelChunks if config.decay == "channel" else _Chunks
 
-    def body(**given: Array) -> None:
+    def body(**given: t.Array) -> None:
         task(config, given).run()
 
-    return trace(body, arrays, name="recurrent_chunks")
+    return t.trace(body, arrays, name="recurrent_chunks")
 
 
-def kernels(config: RecurrentConfig, alone: bool = False) -> Iterator[tuple[Program, Policy]]:
+def kernels(config: RecurrentConfig, alone: bool = False) -> Iterator[tuple[t.Program, Policy]]:
     """Both programs in order, with what they get: two blocks on an SM, each with a head; of
     `solve` three with one slot each, where registers allow it (9 to 16 % less time). `alone`: the
     tasks of `chunks` are so few that one is all that an SM has (`few_tasks`)."""
@@ -109,15 +88,15 @@ def few_tasks(config: RecurrentConfig, batch: int, heads: int, sms: int) -> bool
 class _Solve(DeltaTask):
     """Traces a task of `solve`: some chunks of a head."""
 
-    def third(self) -> tuple[str, Index]:
+    def third(self) -> tuple[str, t.Index]:
         """Tasks are told apart by their chunks."""
-        return "parts", cdiv(self.chunks, AT_ONCE)
+        return "parts", t.cdiv(self.chunks, AT_ONCE)
 
     def run(self) -> None:
         """All of it."""
         first = self.column * AT_ONCE
         gates = Gates(self, "r", self.names, first)
-        for n in loop(AT_ONCE):
+        for n in t.loop(AT_ONCE):
             c = first + n
             k, q = self.keys("k", c, "n"), self.keys("q", c, "m")
             low, scores = k.rename("n", "r") @ k, q.rename("m", "r") @ k
@@ -125,14 +104,14 @@ class _Solve(DeltaTask):
             beta, (sums, _) = gates.vector("beta"), self.sums(gates)
             low, seen = self.weighed(low, scores, beta, sums)
             self.leave("scores", c, seen)
-            inverse = lower_inverse(low)
-            self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(BF16))
+            inverse = t.lower_inverse(low)
+            self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(t.BF16))
             gates.turn()
 
-    def leave(self, name: str, c: Index, square: Tile) -> None:
+    def leave(self, name: str, c: t.Index, square: t.Tile) -> None:
         """Store a square of chunk c."""
-        axes = (span(0, CHUNK, axis) for axis in square.type.names)
-        store(self.arrays[name], self.batch, c, self.head, *axes, tile=square)
+        axes = (t.span(0, CHUNK, axis) for axis in square.type.names)
+        t.store(self.arrays[name], self.batch, c, self.head, *axes, tile=square)
 
 
 class _SolveChannels(_Solve):
@@ -142,36 +121,38 @@ class _SolveChannels(_Solve):
     def run(self) -> None:
         """All of it."""
         self.channels = Channels(CHUNK, ("e", CHUNK), ("i", "n", "w"))
-        operand = zeros(BF16, i=CHUNK, d=CHUNK)
-        for at in loop(AT_ONCE):
+        operand = t.zeros(t.BF16, i=CHUNK, d=CHUNK)
+        for at in t.loop(AT_ONCE):
             c = self.column * AT_ONCE + at
-            g = load(self.arrays["g"], self.batch, rows(c, "w"), self.head, self.depth)
+            g = t.load(self.arrays["g"], self.batch, rows(c, "w"), self.head, self.depth)
             q, k = self.keys("q", c, "m"), self.keys("k", c, "m")
-            beta = self.gates("beta", c, "r").cast(FP32).rename("r", "t")
+            beta = self.gates("beta", c, "r").cast(t.FP32).rename("r", "t")
             scores, low = self.products((q, k), k, g, operand)
-            scores = (scores.cast(FP32) * self.scale).cast(BF16).rename("i", "n")
+            scores = (scores.cast(t.FP32) * self.scale).cast(t.BF16).rename("i", "n")
             self.leave("scores", c, scores)
-            r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-            below = low.cast(FP32).rename("i", "n") * beta.rename("t", "r")
-            inverse = lower_inverse(where(r > n, below, 0.0))
-            self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(BF16))
+            r, n = t.coordinate("r", CHUNK), t.coordinate("n", CHUNK)
+            below = low.cast(t.FP32).rename("i", "n") * beta.rename("t", "r")
+            inverse = t.lower_inverse(t.where(r > n, below, 0.0))
+            self.leave("solved", c, (inverse * beta.rename("t", "n")).cast(t.BF16))
 
-    def products(self, of: tuple[Tile, ...], k: Tile, g: Tile, operand: Tile) -> list[Tile]:
+    def products(
+        self, of: tuple[t.Tile, ...], k: t.Tile, g: t.Tile, operand: t.Tile
+    ) -> list[t.Tile]:
         """How much of key i is in row r of each tile, [r, i] in bf16; 0 for later keys."""
-        found = [zeros(BF16, r=CHUNK, i=CHUNK) for _ in of]
-        r, i = coordinate("r", CHUNK), coordinate("i", CHUNK)
+        found = [t.zeros(t.BF16, r=CHUNK, i=CHUNK) for _ in of]
+        r, i = t.coordinate("r", CHUNK), t.coordinate("i", CHUNK)
 
-        def block(logarithms: Tile, half: int) -> None:
-            past = exp2(logarithms if half else -logarithms)
-            operand.assign((k.cast(FP32) * past).cast(BF16).rename("m", "i"))
-            own = past if half else exp2(logarithms)
+        def block(logarithms: t.Tile, half: int) -> None:
+            past = t.exp2(logarithms if half else -logarithms)
+            operand.assign((k.cast(t.FP32) * past).cast(t.BF16).rename("m", "i"))
+            own = past if half else t.exp2(logarithms)
             for one, sums in zip(of, found, strict=True):
-                part = (one.cast(FP32) * own).cast(BF16).rename("m", "r") @ operand
-                sums.assign(where(blocks_now_past(r, i, half), part.cast(BF16), sums))
+                part = (one.cast(t.FP32) * own).cast(t.BF16).rename("m", "r") @ operand
+                sums.assign(t.where(blocks_now_past(r, i, half), part.cast(t.BF16), sums))
 
         for half in self.channels.halves:
             block(-abs(self.channels.between[half] @ g).rename("i", "m") * LOG2E, half)
-        operand.assign(maximum(g, LEAST).rename("w", "i"))
+        operand.assign(t.maximum(g, LEAST).rename("w", "i"))
         block((self.channels.inner @ operand).rename("w", "m") * LOG2E, 0)
         return found
 
@@ -188,10 +169,10 @@ class _Chunks(DeltaTask):
         """All of it."""
         gates = Gates(self, "r", tuple(name for name in self.names if name != "beta"))
         state = self.state()
-        for i in loop(self.chunks):
+        for i in t.loop(self.chunks):
             k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
             solved, seen = square(self, "solved", i, "r", "n"), square(self, "scores", i, "m", "n")
-            old = state.cast(BF16) @ k
+            old = state.cast(t.BF16) @ k
             gates.load(i)
             decays = self.sums(gates)
             found = self.added(state, old, (q, v), solved, decays[0])
@@ -206,12 +187,12 @@ class _ChannelChunks(Task):
 
     def run(self) -> None:
         """All of it."""
-        state, operand = self.state(), zeros(BF16, i=CHUNK, d=CHUNK)
-        w, i = coordinate("w", CHUNK), coordinate("i", CHUNK)
-        later = where(i < w, 1.0, 0.0).cast(BF16)
-        ones = full(1.0, BF16, i=CHUNK, w=CHUNK)
-        for c in loop(self.chunks):
-            g = load(self.arrays["g"], self.batch, rows(c, "w"), self.head, self.depth)
+        state, operand = self.state(), t.zeros(t.BF16, i=CHUNK, d=CHUNK)
+        w, i = t.coordinate("w", CHUNK), t.coordinate("i", CHUNK)
+        later = t.where(i < w, 1.0, 0.0).cast(t.BF16)
+        ones = t.full(1.0, t.BF16, i=CHUNK, w=CHUNK)
+        for c in t.loop(self.chunks):
+            g = t.load(self.arrays["g"], self.batch, rows(c, "w"), self.head, self.depth)
             q, k, v = self.keys("q", c, "m"), self.keys("k", c, "m"), self.value(c, "n")
             scores, solved = (
                 square(self, x, c, a, "n") for x, a in (("scores", "i"), ("solved", "r"))
@@ -219,24 +200,24 @@ class _ChannelChunks(Task):
             # Sums are made twice, where they are used: nothing of them lives in between.
             sums = ones @ g
             sums -= later @ g
-            before = exp2(sums * LOG2E).rename("i", "m")
-            operand.assign((k.cast(FP32) * before).cast(BF16).rename("m", "i"))
-            old = -(state.cast(BF16) @ operand)
-            operand.assign((q.cast(FP32) * (before * self.scale)).cast(BF16).rename("m", "i"))
-            out = state.cast(BF16) @ operand
+            before = t.exp2(sums * LOG2E).rename("i", "m")
+            operand.assign((k.cast(t.FP32) * before).cast(t.BF16).rename("m", "i"))
+            old = -(state.cast(t.BF16) @ operand)
+            operand.assign((q.cast(t.FP32) * (before * self.scale)).cast(t.BF16).rename("m", "i"))
+            out = state.cast(t.BF16) @ operand
             new = v @ solved
-            new += old.cast(BF16).rename("i", "n") @ solved
-            fresh = new.cast(BF16)
+            new += old.cast(t.BF16).rename("i", "n") @ solved
+            fresh = new.cast(t.BF16)
             out += fresh.rename("r", "n") @ scores
             self.put(c, out, "i")
-            ahead = exp2((later @ g) * LOG2E).rename("i", "m")
-            operand.assign((k.cast(FP32) * ahead).cast(BF16).rename("m", "i"))
-            state *= exp2((ones @ g).rename("i", "e") * LOG2E)
+            ahead = t.exp2((later @ g) * LOG2E).rename("i", "m")
+            operand.assign((k.cast(t.FP32) * ahead).cast(t.BF16).rename("m", "i"))
+            state *= t.exp2((ones @ g).rename("i", "e") * LOG2E)
             state += fresh.rename("r", "i") @ operand
         self.end(state)
 
 
-def square(task: Task, name: str, c: Index, first: str, second: str) -> Tile:
+def square(task: Task, name: str, c: t.Index, first: str, second: str) -> t.Tile:
     """What `solve` left of chunk c, [first, second]."""
-    place = task.batch, c, task.head, span(0, CHUNK, first), span(0, CHUNK, second)
-    return load(task.arrays[name], *place)
+    place = task.batch, c, task.head, t.span(0, CHUNK, first), t.span(0, CHUNK, second)
+    return t.load(task.arrays[name], *place)

@@ -8,22 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from warploom import tile as t
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.tile import (
-    BF16,
-    Array,
-    Index,
-    Span,
-    Tile,
-    cdiv,
-    grid,
-    load,
-    scalar,
-    size,
-    span,
-    store,
-    zeros,
-)
 
 CHUNK = 64  # rows
 
@@ -31,71 +17,71 @@ CHUNK = 64  # rows
 class Task:
     """A head's rows, for some columns of its state."""
 
-    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, t.Array]) -> None:
         self.config, self.arrays = config, arrays
-        self.scale = scalar("scale")
+        self.scale = t.scalar("scale")
         name, blocks = self.third()
-        places = grid(batch=size("batch"), heads=size("heads"), **{name: blocks})
+        places = t.grid(batch=t.size("batch"), heads=t.size("heads"), **{name: blocks})
         self.batch, self.head, self.column = places
         self.slot = self.head * blocks + self.column  # of what every task has a part of
         # What does not depend on the head is loaded once for a cluster of them.
-        own = self.head * size("groups") // size("heads")
-        self.group: Index | int = 0 if config.shared else own
-        self.depth = span(0, config.depth, "d")
-        self.values = span(self.column * self.columns, self.columns, "e")
+        own = self.head * t.size("groups") // t.size("heads")
+        self.group: t.Index | int = 0 if config.shared else own
+        self.depth = t.span(0, config.depth, "d")
+        self.values = t.span(self.column * self.columns, self.columns, "e")
 
     @property
     def columns(self) -> int:
         """Of the state, of a task."""
         return self.config.columns
 
-    def third(self) -> tuple[str, Index]:
+    def third(self) -> tuple[str, t.Index]:
         """What the tasks of a head are told apart by: the columns of its state."""
-        return "cols", cdiv(size("e"), self.columns)
+        return "cols", t.cdiv(t.size("e"), self.columns)
 
     @property
-    def chunks(self) -> Index:
+    def chunks(self) -> t.Index:
         """How many there are."""
-        return cdiv(size("rows"), CHUNK)
+        return t.cdiv(t.size("rows"), CHUNK)
 
-    def state(self) -> Tile:
+    def state(self) -> t.Tile:
         """[e, d] before the first row."""
         if not self.config.initial:
-            return zeros(e=self.columns, d=self.config.depth)
+            return t.zeros(e=self.columns, d=self.config.depth)
         where_state = self.batch, self.head, self.depth, self.values
-        return load(self.arrays["initial"], *where_state).T.copy()
+        return t.load(self.arrays["initial"], *where_state).T.copy()
 
-    def keys(self, name: str, i: Index, axis: str) -> Tile:
+    def keys(self, name: str, i: t.Index, axis: str) -> t.Tile:
         """The q or k of chunk i, [axis, d]."""
-        return load(self.arrays[name], self.batch, rows(i, axis), self.group, self.depth)
+        return t.load(self.arrays[name], self.batch, rows(i, axis), self.group, self.depth)
 
-    def value(self, i: Index, axis: str) -> Tile:
+    def value(self, i: t.Index, axis: str) -> t.Tile:
         """The v of chunk i, [axis, e]."""
-        return load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
+        return t.load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
 
-    def gates(self, name: str, i: Index | int, axis: str) -> Tile:
+    def gates(self, name: str, i: t.Index | int, axis: str) -> t.Tile:
         """A number of every row of chunk i. Along rows of tiles every warp loads its own: far apart
         in memory, all would be slow."""
-        return load(self.arrays[name], self.batch, rows(i, axis), self.head)
+        return t.load(self.arrays[name], self.batch, rows(i, axis), self.head)
 
-    def put(self, i: Index, out: Tile, axis: str = "m") -> None:
+    def put(self, i: t.Index, out: t.Tile, axis: str = "m") -> None:
         """Store the result of chunk i, [e, axis]."""
         where_out = self.batch, rows(i, axis), self.head, self.values
-        store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
+        t.store(self.arrays["o"], *where_out, tile=out.T.cast(t.BF16))
 
-    def keep(self, i: Index, state: Tile) -> None:
+    def keep(self, i: t.Index, state: t.Tile) -> None:
         """Store the state before chunk i, [e, d], where that is asked for."""
         if self.config.states:
             where_state = self.batch, i, self.head, self.values, self.depth
-            store(self.arrays["states"], *where_state, tile=state.cast(BF16))
+            t.store(self.arrays["states"], *where_state, tile=state.cast(t.BF16))
 
-    def end(self, state: Tile) -> None:
+    def end(self, state: t.Tile) -> None:
         """Store the state after the last row where that is asked for."""
         if self.config.final:
             where_state = self.batch, self.head, self.depth, self.values
-            store(self.arrays["final"], *where_state, tile=state.T)
+            t.store(self.arrays["final"], *where_state, tile=state.T)
 
 
-def rows(i: Index | int, axis: str) -> Span:
+def rows(i: t.Index | int, axis: str) -> t.Span:
     """The rows of chunk i."""
-    return span(i * CHUNK, CHUNK, axis)
+    return t.span(i * CHUNK, CHUNK, axis)

@@ -12,22 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from warploom import tile as t
 from warploom.kernels.recurrent.config import TAYLOR, RecurrentConfig
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
-from warploom.tile import (
-    BF16,
-    FP32,
-    INT32,
-    Array,
-    Index,
-    Tile,
-    coordinate,
-    load,
-    loop,
-    span,
-    where,
-    zeros,
-)
 
 PARTS = 2
 HALF = TAYLOR // 2
@@ -36,65 +23,65 @@ HALF = TAYLOR // 2
 class TaylorTask(Task):
     """Traces what one task does; rows of q are m, of k and v n, features c of channels d."""
 
-    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, t.Array]) -> None:
         super().__init__(config, arrays)
         self.squared = self.scale * self.scale
-        c, d = coordinate("c", CHUNK).cast(FP32), coordinate("d", TAYLOR)
-        block = (c * (1.0 / TAYLOR)).cast(INT32).cast(FP32)
+        c, d = t.coordinate("c", CHUNK).cast(t.FP32), t.coordinate("d", TAYLOR)
+        block = (c * (1.0 / TAYLOR)).cast(t.INT32).cast(t.FP32)
         first = c - block * TAYLOR
 
-        def at(channel: Tile, weight: Tile | float = 1.0) -> Tile:
-            around = channel - where(channel >= float(TAYLOR), float(TAYLOR), 0.0)
-            return where(around.cast(INT32).equals(d), weight, 0.0).cast(BF16)
+        def at(channel: t.Tile, weight: t.Tile | float = 1.0) -> t.Tile:
+            around = channel - t.where(channel >= float(TAYLOR), float(TAYLOR), 0.0)
+            return t.where(around.cast(t.INT32).equals(d), weight, 0.0).cast(t.BF16)
 
         self.first = at(first)
         self.of_k = [at(first + block + far) for far in (0.0, HALF / 2)]
         # A square counts half: in the selection from q.
-        self.of_q = [at(first + block, where(block < 1.0, 0.5, 1.0)), self.of_k[1]]
+        self.of_q = [at(first + block, t.where(block < 1.0, 0.5, 1.0)), self.of_k[1]]
 
     def run(self) -> None:
         """All of it. Operands made of q and k have places of their own, so that one fence a chunk
         is behind all of them; eight fences took 17 % longer. A selection of channels is exact in
         bf16, and so is its product with another before it is rounded."""
-        m, n, e = coordinate("m", CHUNK), coordinate("n", CHUNK), self.config.columns
-        states = [zeros(e=e, c=CHUNK) for _ in range(PARTS)]
-        linear, rest = zeros(e=e, d=TAYLOR), zeros(e=e, d=TAYLOR)
-        of_q = [zeros(BF16, c=CHUNK, m=CHUNK) for _ in range(PARTS)]
-        of_k = [zeros(BF16, c=CHUNK, n=CHUNK) for _ in range(PARTS)]
-        for i in loop(self.chunks):
+        m, n, e = t.coordinate("m", CHUNK), t.coordinate("n", CHUNK), self.config.columns
+        states = [t.zeros(e=e, c=CHUNK) for _ in range(PARTS)]
+        linear, rest = t.zeros(e=e, d=TAYLOR), t.zeros(e=e, d=TAYLOR)
+        of_q = [t.zeros(t.BF16, c=CHUNK, m=CHUNK) for _ in range(PARTS)]
+        of_k = [t.zeros(t.BF16, c=CHUNK, n=CHUNK) for _ in range(PARTS)]
+        for i in t.loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
             s, first = k @ q, self.first @ q
             seen = s * (s * (self.squared * 0.5) + self.scale) + 1.0
-            seen = where(n <= m, seen, 0.0).cast(BF16)
+            seen = t.where(n <= m, seen, 0.0).cast(t.BF16)
             second = self.of_q[0] @ q
             rest_of_q = self.apart("q", i, q, "m", self.squared)
             rest_of_k = self.apart("k", i, k, "n", 1.0)
-            first = (first * self.squared).cast(BF16)
+            first = (first * self.squared).cast(t.BF16)
             for part, into in enumerate(of_q):
                 second = self.of_q[part] @ q if part else second
-                into.assign(first * second.cast(BF16))
+                into.assign(first * second.cast(t.BF16))
             first, second = self.first @ k, self.of_k[0] @ k
-            first = first.cast(BF16)
+            first = first.cast(t.BF16)
             for part, into in enumerate(of_k):
                 second = self.of_k[part] @ k if part else second
-                into.assign(first * second.cast(BF16))
-            out = (linear * self.scale).cast(BF16) @ q
+                into.assign(first * second.cast(t.BF16))
+            out = (linear * self.scale).cast(t.BF16) @ q
             out += v @ seen
-            out += rest.cast(BF16) @ rest_of_q
+            out += rest.cast(t.BF16) @ rest_of_q
             for state, operand in zip(states, of_q, strict=True):
-                out += state.cast(BF16) @ operand
+                out += state.cast(t.BF16) @ operand
             linear += v @ k
             rest += v @ rest_of_k
             for part, operand in enumerate(of_k):
                 states[part] += v @ operand
             self.put(i, out)
 
-    def apart(self, name: str, i: Index, x: Tile, axis: str, weight: Tile | float) -> Tile:
+    def apart(self, name: str, i: t.Index, x: t.Tile, axis: str, weight: t.Tile | float) -> t.Tile:
         """The products of channels HALF apart and then the constant, [axis, d]: behind the last
         channel there are zeros."""
-        place = self.batch, rows(i, axis), self.group, span(HALF, TAYLOR, "d")
-        other = load(self.arrays[name], *place)
+        place = self.batch, rows(i, axis), self.group, t.span(HALF, TAYLOR, "d")
+        other = t.load(self.arrays[name], *place)
         # Read twice, so that it comes through a slot.
-        one, two = (x.cast(FP32) * (other.cast(FP32) * (weight * 0.5)) for _ in range(2))
-        constant = where(coordinate("d", TAYLOR).equals(HALF), 1.0, 0.0)
-        return (one + two + constant).cast(BF16)
+        one, two = (x.cast(t.FP32) * (other.cast(t.FP32) * (weight * 0.5)) for _ in range(2))
+        constant = t.where(t.coordinate("d", TAYLOR).equals(HALF), 1.0, 0.0)
+        return (one + two + constant).cast(t.BF16)

@@ -11,43 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from warploom.tile import (
-    BF16,
-    E4M3,
-    FP32,
-    INT32,
-    Array,
-    DType,
-    Index,
-    Program,
-    Span,
-    Tile,
-    array,
-    cdiv,
-    coordinate,
-    erf,
-    exp,
-    exp2,
-    full,
-    grid,
-    load,
-    log,
-    loop,
-    max_along,
-    maximum,
-    philox,
-    read,
-    rsqrt,
-    scalar,
-    sigmoid,
-    size,
-    span,
-    store,
-    sum_along,
-    trace,
-    where,
-    zeros,
-)
+from warploom import tile as t
 
 LOG2E = 1.4426950408889634
 SQRT_HALF = 0.7071067811865476
@@ -74,8 +38,8 @@ class RowConfig:
     op: str
     columns: int
     rows: int = 1
-    dtype: DType = BF16
-    weight: DType = BF16
+    dtype: t.DType = t.BF16
+    weight: t.DType = t.BF16
     options: frozenset[str] = field(default_factory=frozenset[str])
 
 
@@ -89,64 +53,64 @@ class Rows:
     def __init__(
         self,
         config: RowConfig,
-        arrays: dict[str, Array],
-        first: Index,
-        column: Index | int = 0,
-        sums: dict[str, Tile] | None = None,
-        scales: Tile | None = None,
+        arrays: dict[str, t.Array],
+        first: t.Index,
+        column: t.Index | int = 0,
+        sums: dict[str, t.Tile] | None = None,
+        scales: t.Tile | None = None,
     ) -> None:
         self.config, self.arrays, self.sums, self.scales = config, arrays, sums or {}, scales
         self.first, self.column, self.width = first, column, width_of(config)
-        self.rows, self.cols = span(first, config.rows), span(column, self.width)
+        self.rows, self.cols = t.span(first, config.rows), t.span(column, self.width)
 
     def __contains__(self, option: str) -> bool:
         return option in self.config.options
 
-    def _ranges(self, name: str) -> tuple[Span | int, ...]:
+    def _ranges(self, name: str) -> tuple[t.Span | int, ...]:
         known = {"m": self.rows, "n": self.cols, "words": 0}
         return tuple(known[dim] for dim in self.arrays[name].dims)
 
-    def get(self, name: str) -> Tile:
+    def get(self, name: str) -> t.Tile:
         """Rows, a number a row or a number a column, in fp32."""
         if name == "w" and self.scales is not None:
             return self.scales
-        tile = load(self.arrays[name], *self._ranges(name))
-        return tile if tile.dtype is INT32 else tile.cast(FP32)
+        tile = t.load(self.arrays[name], *self._ranges(name))
+        return tile if tile.dtype is t.INT32 else tile.cast(t.FP32)
 
-    def put(self, name: str, tile: Tile) -> None:
+    def put(self, name: str, tile: t.Tile) -> None:
         """Store rows, or a number a row, in the array's type."""
         target = self.arrays[name]
-        store(target, *self._ranges(name), tile=tile.cast(target.dtype))
+        t.store(target, *self._ranges(name), tile=tile.cast(target.dtype))
 
-    def put_scaled(self, tile: Tile) -> None:
+    def put_scaled(self, tile: t.Tile) -> None:
         """Store rows as e4m3 `y` and the number a row, `scale`, that makes them what they were."""
         # A row of zeros keeps a scale that can be divided by.
-        scale = maximum(max_along(abs(tile), "n") * (1.0 / E4M3.largest), 1e-12)
+        scale = t.maximum(t.max_along(abs(tile), "n") * (1.0 / t.E4M3.largest), 1e-12)
         self.put("scale", scale)
         self.put("y", tile * (1.0 / scale))
 
-    def add(self, name: str, tile: Tile) -> None:
+    def add(self, name: str, tile: t.Tile) -> None:
         """Add rows to what the task sums up for an array of parts."""
-        more = sum_along(tile, "m") if "again" in self else tile
+        more = t.sum_along(tile, "m") if "again" in self else tile
         self.sums[name].assign(self.sums[name] + more)
 
-    def dropped(self, tile: Tile) -> Tile:
+    def dropped(self, tile: t.Tile) -> t.Tile:
         """Elements with the probability `p`, by the two words of `seed`, are 0; others grow."""
-        rows, columns = coordinate("m", self.config.rows, self.first), self.columns
-        key, second = (load(self.arrays["seed"], word) for word in (0, 1))
-        share = scalar("p")
-        least = (share * 2.0**32 - 2.0**31).cast(INT32)  # of so many of all words no less
-        kept = philox(rows, columns, key, second) >= least
-        return where(kept, tile * (1.0 / (1.0 - share)), 0.0)
+        rows, columns = t.coordinate("m", self.config.rows, self.first), self.columns
+        key, second = (t.load(self.arrays["seed"], word) for word in (0, 1))
+        share = t.scalar("p")
+        least = (share * 2.0**32 - 2.0**31).cast(t.INT32)  # of so many of all words no less
+        kept = t.philox(rows, columns, key, second) >= least
+        return t.where(kept, tile * (1.0 / (1.0 - share)), 0.0)
 
     @property
-    def columns(self) -> Tile:
+    def columns(self) -> t.Tile:
         """The number of each column."""
-        return coordinate("n", self.width, self.column)
+        return t.coordinate("n", self.width, self.column)
 
-    def mean(self, tile: Tile) -> Tile:
+    def mean(self, tile: t.Tile) -> t.Tile:
         """Along the columns."""
-        return sum_along(tile, "n") * (1.0 / self.config.columns)
+        return t.sum_along(tile, "n") * (1.0 / self.config.columns)
 
 
 def _norm(rows: Rows, centred: bool) -> None:
@@ -159,7 +123,7 @@ def _norm(rows: Rows, centred: bool) -> None:
         mean = rows.mean(x)
         rows.put("mean", mean)
         x = x - mean
-    scale = rsqrt(rows.mean(x * x) + scalar("eps"))
+    scale = t.rsqrt(rows.mean(x * x) + t.scalar("eps"))
     rows.put("rstd", scale)
     y = x * scale * rows.get("w")
     y = y + rows.get("b") if "bias" in rows else y
@@ -172,7 +136,7 @@ def _norm(rows: Rows, centred: bool) -> None:
 def _norm_backward(rows: Rows, centred: bool) -> None:
     scale, mean = rows.get("rstd"), rows.get("mean") if centred else None
 
-    def operands() -> tuple[Tile, Tile, Tile]:
+    def operands() -> tuple[t.Tile, t.Tile, t.Tile]:
         x, grad = rows.get("x"), rows.get("dy")
         return (x if mean is None else x - mean) * scale, grad, grad * rows.get("w")
 
@@ -195,69 +159,69 @@ def _norm_backward(rows: Rows, centred: bool) -> None:
 
 def _softmax(rows: Rows) -> None:
     x = rows.get("x")
-    top = max_along(x, "n")
-    weights = exp2(x * LOG2E - top * LOG2E)
-    total = sum_along(weights, "n")
-    rows.put("y", x - (top + log(total)) if "log" in rows else weights * (1.0 / total))
+    top = t.max_along(x, "n")
+    weights = t.exp2(x * LOG2E - top * LOG2E)
+    total = t.sum_along(weights, "n")
+    rows.put("y", x - (top + t.log(total)) if "log" in rows else weights * (1.0 / total))
 
 
 def _softmax_backward(rows: Rows) -> None:
     y, grad = rows.get("y"), rows.get("dy")
     if "log" in rows:
-        rows.put("dx", grad - exp(y) * sum_along(grad, "n"))
+        rows.put("dx", grad - t.exp(y) * t.sum_along(grad, "n"))
     else:
-        rows.put("dx", y * (grad - sum_along(grad * y, "n")))
+        rows.put("dx", y * (grad - t.sum_along(grad * y, "n")))
 
 
-def _of_class(rows: Rows) -> tuple[Tile, Tile]:
+def _of_class(rows: Rows) -> tuple[t.Tile, t.Tile]:
     """Which element of a row is its class', and whether the row counts."""
     target = rows.get("target")
     columns = rows.columns
-    return target.equals(columns), target.differs(full(IGNORED, INT32))
+    return target.equals(columns), target.differs(t.full(IGNORED, t.INT32))
 
 
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
-    chosen = sum_along(where(own, x, 0.0), "n")
-    top = max_along(x, "n")
-    lse = top + log(sum_along(exp2(x * LOG2E - top * LOG2E), "n"))
+    chosen = t.sum_along(t.where(own, x, 0.0), "n")
+    top = t.max_along(x, "n")
+    lse = top + t.log(t.sum_along(t.exp2(x * LOG2E - top * LOG2E), "n"))
     rows.put("lse", lse)
-    rows.put("loss", where(counts, lse - chosen, 0.0))
+    rows.put("loss", t.where(counts, lse - chosen, 0.0))
 
 
 def _cross_entropy_backward(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
-    weights = exp2(x * LOG2E - rows.get("lse") * LOG2E)
-    rows.put("dx", where(own, weights - 1.0, weights) * where(counts, rows.get("dloss"), 0.0))
+    weights = t.exp2(x * LOG2E - rows.get("lse") * LOG2E)
+    rows.put("dx", t.where(own, weights - 1.0, weights) * t.where(counts, rows.get("dloss"), 0.0))
 
 
 def _cross_entropy_both(rows: Rows) -> None:
     """The loss, and its gradient in the place of the logits."""
     x, (own, counts) = rows.get("x"), _of_class(rows)
-    chosen = sum_along(where(own, x, 0.0), "n")
-    top = max_along(x, "n")
-    weights = exp2(x * LOG2E - top * LOG2E)
-    total = sum_along(weights, "n")
-    rows.put("loss", where(counts, top + log(total) - chosen, 0.0))
-    scale = where(counts, rows.get("dloss"), 0.0)
-    rows.put("x", weights * (scale / total) - where(own, scale, 0.0))
+    chosen = t.sum_along(t.where(own, x, 0.0), "n")
+    top = t.max_along(x, "n")
+    weights = t.exp2(x * LOG2E - top * LOG2E)
+    total = t.sum_along(weights, "n")
+    rows.put("loss", t.where(counts, top + t.log(total) - chosen, 0.0))
+    scale = t.where(counts, rows.get("dloss"), 0.0)
+    rows.put("x", weights * (scale / total) - t.where(own, scale, 0.0))
 
 
 def _gated(rows: Rows) -> None:
     gate, up = rows.get("gate"), rows.get("up")
     if "gelu" in rows:
-        rows.put("y", gate * up * 0.5 * (erf(gate * SQRT_HALF) + 1.0))
+        rows.put("y", gate * up * 0.5 * (t.erf(gate * SQRT_HALF) + 1.0))
     else:
-        rows.put("y", gate * sigmoid(gate) * up)
+        rows.put("y", gate * t.sigmoid(gate) * up)
 
 
 def _gated_backward(rows: Rows) -> None:
     gate, up, grad = rows.get("gate"), rows.get("up"), rows.get("dy")
     if "gelu" in rows:
-        share = (erf(gate * SQRT_HALF) + 1.0) * 0.5
-        slope = share + gate * exp(gate * gate * -0.5) * DENSITY
+        share = (t.erf(gate * SQRT_HALF) + 1.0) * 0.5
+        slope = share + gate * t.exp(gate * gate * -0.5) * DENSITY
     else:
-        share = sigmoid(gate)
+        share = t.sigmoid(gate)
         slope = share * (gate * (1.0 - share) + 1.0)
     rows.put("dup", grad * gate * share)
     rows.put("dgate", grad * up * slope)
@@ -336,46 +300,50 @@ def width_of(config: RowConfig) -> int:
     return min(config.columns, PIECE) if cut else config.columns
 
 
-def row_program(config: RowConfig) -> Program:
+def row_program(config: RowConfig) -> t.Program:
     """The tile program of a row operation."""
     entry = OPS[config.op]
     texts = [entry.arrays, *(more for option, more in entry.optional if option in config.options)]
-    own = {"x": config.dtype, "w": config.weight, "fp32": FP32, "int32": INT32, "e4m3": E4M3}
-    own["y"] = E4M3 if "fp8" in config.options else config.dtype
-    specs: dict[str, Array] = {}
+    own = {"x": config.dtype, "w": config.weight, "fp32": t.FP32, "int32": t.INT32, "e4m3": t.E4M3}
+    own["y"] = t.E4M3 if "fp8" in config.options else config.dtype
+    specs: dict[str, t.Array] = {}
     for text in ", ".join(texts).split(", "):
         name, kind, dims = text.replace(":", " ").split()
-        specs[name] = array(own[kind], " ".join(DIMS[dim] for dim in dims))
+        specs[name] = t.array(own[kind], " ".join(DIMS[dim] for dim in dims))
 
-    def body(**arrays: Array) -> None:
+    def body(**arrays: t.Array) -> None:
         if any(name.endswith("_parts") for name in arrays):
             _many_rows(config, arrays)
         else:
-            width, tasks = width_of(config), cdiv(size("m"), config.rows)
-            i, *j = grid(m=tasks, n=cdiv(size("n"), width)) if entry.pointwise else grid(m=tasks)
+            width, tasks = width_of(config), t.cdiv(t.size("m"), config.rows)
+            i, *j = (
+                t.grid(m=tasks, n=t.cdiv(t.size("n"), width))
+                if entry.pointwise
+                else t.grid(m=tasks)
+            )
             entry.body(Rows(config, arrays, i * config.rows, j[0] * width if j else 0))
 
-    return trace(body, specs, name=config.op)
+    return t.trace(body, specs, name=config.op)
 
 
-def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
+def _many_rows(config: RowConfig, arrays: dict[str, t.Array]) -> None:
     """Task p of the parts takes the rows of p, p + parts, ... and adds up over them."""
-    (p,) = grid(p=size("parts"))
-    cols, parts = span(0, config.columns), size("parts")
-    scales = None if "again" in config.options else load(arrays["w"], cols).cast(FP32)
+    (p,) = t.grid(p=t.size("parts"))
+    cols, parts = t.span(0, config.columns), t.size("parts")
+    scales = None if "again" in config.options else t.load(arrays["w"], cols).cast(t.FP32)
     names = [name for name in arrays if name.endswith("_parts")]
     # Long rows lie in all threads of a block: those of a task have one sum a column together.
     whole = "again" in config.options
     kept = {"n": config.columns} if whole else {"m": config.rows, "n": config.columns}
-    sums = {name: zeros(FP32, **kept) for name in names}
-    for i in loop((cdiv(size("m"), config.rows) - p + parts - 1) // parts):
+    sums = {name: t.zeros(t.FP32, **kept) for name in names}
+    for i in t.loop((t.cdiv(t.size("m"), config.rows) - p + parts - 1) // parts):
         first = (i * parts + p) * config.rows
         OPS[config.op].body(Rows(config, arrays, first, 0, sums, scales))
     for name, total in sums.items():
-        store(arrays[name], p, cols, tile=total if whole else sum_along(total, "m"))
+        t.store(arrays[name], p, cols, tile=total if whole else t.sum_along(total, "m"))
 
 
-def rotary(config: RowConfig) -> Program:
+def rotary(config: RowConfig) -> t.Program:
     """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n],
     `rows` heads of one row a task, which lie beside each other. With "place" y is x.
 
@@ -383,57 +351,63 @@ def rotary(config: RowConfig) -> Program:
     [b, m, h, n / 2, 2]. cos and sin are [m, n / 2]; "inverse" turns back.
     """
     dims = "b m h n two" if "pairs" in config.options else "b m h n"
-    angles = array(config.weight, "m half")
-    whole = array(config.dtype, dims)
+    angles = t.array(config.weight, "m half")
+    whole = t.array(config.dtype, dims)
     specs = {"x": whole, "cos": angles, "sin": angles}
     specs |= {} if "place" in config.options else {"y": whole}
-    return trace(_rotary, specs, name="rotary", config=config)
+    return t.trace(_rotary, specs, name="rotary", config=config)
 
 
-def _rotary(config: RowConfig, x: Array, cos: Array, sin: Array, y: Array | None = None) -> None:
+def _rotary(
+    config: RowConfig, x: t.Array, cos: t.Array, sin: t.Array, y: t.Array | None = None
+) -> None:
     half = config.columns // 2
-    b, i, group = grid(b=size("b"), m=size("m"), h=cdiv(size("h"), config.rows))
-    heads, cols = span(group * config.rows, config.rows), span(0, half, "half")
-    turn, lift = load(cos, i, cols).cast(FP32), load(sin, i, cols).cast(FP32)
+    b, i, group = t.grid(b=t.size("b"), m=t.size("m"), h=t.cdiv(t.size("h"), config.rows))
+    heads, cols = t.span(group * config.rows, config.rows), t.span(0, half, "half")
+    turn, lift = t.load(cos, i, cols).cast(t.FP32), t.load(sin, i, cols).cast(t.FP32)
     lift = -lift if "inverse" in config.options else lift
     pairs = "pairs" in config.options
-    first: tuple[Span | Index | int, ...] = (b, i, heads, cols)
-    second = (b, i, heads, cols if pairs else span(half, half, "half"))
+    first: tuple[t.Span | t.Index | int, ...] = (b, i, heads, cols)
+    second = (b, i, heads, cols if pairs else t.span(half, half, "half"))
     if pairs:
         first, second = (*first, 0), (*second, 1)
-    left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
+    left, right = t.load(x, *first).cast(t.FP32), t.load(x, *second).cast(t.FP32)
     y = x if y is None else y
-    store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
-    store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
+    t.store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
+    t.store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
 
 
-def column_sums(dtype: DType) -> Program:
+def column_sums(dtype: t.DType) -> t.Program:
     """The sum over all parts, a column each, in their order."""
-    return trace(_column_sums, {"parts_of": array(FP32, "parts n"), "y": array(dtype, "n")},
+    return t.trace(_column_sums, {"parts_of": t.array(t.FP32, "parts n"), "y": t.array(dtype, "n")},
                  name="column_sums", dtype=dtype)  # fmt: skip
 
 
-def _column_sums(parts_of: Array, y: Array, dtype: DType) -> None:
+def _column_sums(parts_of: t.Array, y: t.Array, dtype: t.DType) -> None:
     rows, width = SUMMED
-    (j,) = grid(n=cdiv(size("n"), width))
-    cols = span(j * width, width)
-    total = zeros(parts=rows, n=width)
-    for i in loop(cdiv(size("parts"), rows)):
-        total += load(parts_of, span(i * rows, rows), cols)
-    store(y, cols, tile=sum_along(total, "parts").cast(dtype))
+    (j,) = t.grid(n=t.cdiv(t.size("n"), width))
+    cols = t.span(j * width, width)
+    total = t.zeros(parts=rows, n=width)
+    for i in t.loop(t.cdiv(t.size("parts"), rows)):
+        total += t.load(parts_of, t.span(i * rows, rows), cols)
+    t.store(y, cols, tile=t.sum_along(total, "parts").cast(dtype))
 
 
-def scaled(dtype: DType) -> Program:
+def scaled(dtype: t.DType) -> t.Program:
     """x [n] times the number `by`, in place, by as many tasks as `changes` has elements, which are
     1, or 0 where that number is 1: then nothing is read."""
-    arrays = {"x": array(dtype, "n"), "by": array(FP32, "one"), "changes": array(INT32, "parts")}
-    return trace(_scaled, arrays, name="scaled", dtype=dtype)
+    arrays = {
+        "x": t.array(dtype, "n"),
+        "by": t.array(t.FP32, "one"),
+        "changes": t.array(t.INT32, "parts"),
+    }
+    return t.trace(_scaled, arrays, name="scaled", dtype=dtype)
 
 
-def _scaled(x: Array, by: Array, changes: Array, dtype: DType) -> None:
-    (p,) = grid(parts=size("parts"))
-    parts = size("parts")
-    pieces = (cdiv(size("n"), SCALED) - p + parts - 1) // parts
-    for i in loop(read(changes, p) * pieces):
-        at = span((i * parts + p) * SCALED, SCALED)
-        store(x, at, tile=(load(x, at).cast(FP32) * load(by, 0)).cast(dtype))
+def _scaled(x: t.Array, by: t.Array, changes: t.Array, dtype: t.DType) -> None:
+    (p,) = t.grid(parts=t.size("parts"))
+    parts = t.size("parts")
+    pieces = (t.cdiv(t.size("n"), SCALED) - p + parts - 1) // parts
+    for i in t.loop(t.read(changes, p) * pieces):
+        at = t.span((i * parts + p) * SCALED, SCALED)
+        t.store(x, at, tile=(t.load(x, at).cast(t.FP32) * t.load(by, 0)).cast(dtype))
