@@ -22,6 +22,7 @@ _PACKAGE = str(Path(__file__).parent)
 # (path, time of its last change, bytes) -> what the file left when it was run
 _modules: dict[tuple[Path, int, int], ModuleType] = {}
 _held: dict[str, object] = {}
+EXTRAS = ("torch", "triton")  # packages of users' files that an extra of the same name brings
 PYTHON = "python:"  # begins the name of an object that this process holds
 
 
@@ -122,13 +123,15 @@ def called(where: str, function: Callable[[], T]) -> T:
         frames = traceback.extract_tb(error.__traceback__)
         own = [one for one in frames if not one.filename.startswith((_PACKAGE, "<frozen"))]
         place = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-        text = f"{where} does not run: {place}{type(error).__name__}: {error}{_nearest(error)}"
+        text = f"{where} does not run: {place}{type(error).__name__}: {error}{_hint(error)}"
         raise InputError(text) from error
 
 
-def _nearest(error: Exception) -> str:
-    """What may have been meant by an attribute that is none: `sum_along` by `row_sum`, which
-    shares a word with it, `silu` by `sillu`."""
+def _hint(error: Exception) -> str:
+    """What installs a package that is missing; what may have been meant by an attribute that is
+    none: `sum_along` by `row_sum`, which shares a word with it, `silu` by `sillu`."""
+    if isinstance(error, ImportError) and error.name in EXTRAS:
+        return f"; install it with: pip install 'warploom[{error.name}]'"
     if not isinstance(error, AttributeError) or error.obj is None:
         return ""
     names, asked = dir(error.obj), str(error.name)

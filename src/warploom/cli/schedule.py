@@ -112,7 +112,7 @@ def schedule(
         gpu, costs, cost_end, groups, registers, stages, top, time_limit, seed, workers
     )
     problem = problem_of(name, settings_of(settings), loop, request)
-    console = Console(stderr=json_out == "-", highlight=False)
+    console = Console(stderr=json_out == "-", highlight=False, soft_wrap=True)
     with Progress(time_limit) as progress:
         result = service.answer(problem, top, progress.say)
     service.show(result, console)

@@ -326,8 +326,9 @@ class _Search:
         if row.predicted is not None and row.predicted < self.told:
             self.told = row.predicted
             left = max(0.0, self.end - time.monotonic())
+            count = len(self.explored.found)
             self.say(
-                f"{len(self.explored.found)} points, best {row.predicted:.1f} us predicted: "
+                f"{count} point{'s' * (count != 1)}, best {row.predicted:.1f} us predicted: "
                 f"{point} (at most {left:.0f} s left)"
             )
 

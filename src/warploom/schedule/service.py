@@ -126,8 +126,7 @@ def show(result: Result, console: Console) -> None:
     console.print(
         f"simulated: no deadlock, no overwrite; {rates.ordered:.0f} cycles an iteration in unit "
         f"order, {rates.free:.0f} free-running"
-        + (" -> keep the order with named barriers" if rates.needs_order else ""),
-        soft_wrap=True,
+        + (" -> keep the order with named barriers" if rates.needs_order else "")
     )
     for other in result.others:
         console.print(f"\n[bold]as good[/]\n{other}")
