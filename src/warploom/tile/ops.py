@@ -29,6 +29,7 @@ Numpy = Callable[..., Any]
 TAKEN_OFF = -1  # the value of a matmul whose product is taken off what it adds to
 PHILOX_ROUNDS = 10
 WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # the low word of two, and its bits
+SLOPE = math.sqrt(2.0 / math.pi)  # of the tanh in a gelu
 BLOCK = 64  # rows and columns of a tile that is inverted
 
 
@@ -48,32 +49,8 @@ def _erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x) if np.size(x) else x
 
 
-def _gelu(x: Any) -> Any:
-    return x * 0.5 * (_erf(x * math.sqrt(0.5)) + 1.0)
-
-
-def _gelu_tanh(x: Any) -> Any:
-    return x * 0.5 * (np.tanh(x * (x * x * 0.044715 + 1.0) * math.sqrt(2.0 / math.pi)) + 1.0)
-
-
-def _rsqrt(x: Any) -> Any:
-    return 1.0 / np.sqrt(x)
-
-
-def _reciprocal(x: Any) -> Any:
-    return 1.0 / x
-
-
 def _relu(x: NDArray[Any]) -> NDArray[Any]:
     return np.where(x < 0, np.zeros_like(x), x)
-
-
-def _low_nibble(x: NDArray[Any]) -> NDArray[Any]:
-    return ((x & 15) ^ 8) - 8
-
-
-def _high_nibble(x: NDArray[Any]) -> NDArray[Any]:
-    return x >> 4
 
 
 def _philox(row: Any, column: Any, key: Any, second_key: Any) -> Any:
@@ -97,7 +74,7 @@ def _philox(row: Any, column: Any, key: Any, second_key: Any) -> Any:
     return word.astype(np.uint32).view(np.int32)
 
 
-def _unary(kind: str, meaning: Numpy, floats_only: bool = True) -> OpSpec:
+def _unary(kind: str, meaning: Callable[[Any], Any], floats_only: bool = True) -> OpSpec:
     return OpSpec(kind, "unary", (1,), meaning, floats_only)
 
 
@@ -110,19 +87,19 @@ _ENTRIES = (
     _unary("log", np.log),
     _unary("log2", np.log2),
     _unary("sqrt", np.sqrt),
-    _unary("rsqrt", _rsqrt),
-    _unary("reciprocal", _reciprocal),
+    _unary("rsqrt", lambda x: 1.0 / np.sqrt(x)),
+    _unary("reciprocal", lambda x: 1.0 / x),
     _unary("tanh", np.tanh),
     _unary("erf", _erf),
-    _unary("gelu", _gelu),
-    _unary("gelu_tanh", _gelu_tanh),
+    _unary("gelu", lambda x: x * 0.5 * (_erf(x * math.sqrt(0.5)) + 1.0)),
+    _unary("gelu_tanh", lambda x: x * 0.5 * (np.tanh(x * (x * x * 0.044715 + 1.0) * SLOPE) + 1.0)),
     _unary("sin", np.sin),
     _unary("cos", np.cos),
     _unary("abs", np.abs, floats_only=False),
     _unary("neg", np.negative, floats_only=False),
     _unary("relu", _relu),
-    _unary("low_nibble", _low_nibble, floats_only=False),
-    _unary("high_nibble", _high_nibble, floats_only=False),
+    _unary("low_nibble", lambda x: ((x & 15) ^ 8) - 8, floats_only=False),
+    _unary("high_nibble", lambda x: x >> 4, floats_only=False),
     OpSpec("not", "unary", (1,), np.logical_not),
     OpSpec("add", "binary", (2,), np.add),
     OpSpec("sub", "binary", (2,), np.subtract),

@@ -32,10 +32,6 @@ the scores are divided by its root. It is no axis once the queries are multiplie
 space, whose width is `d`."""
 
 
-def _matmul() -> Expr:
-    return (tensor("A", "a b") @ tensor("B", "b c")).named("C")
-
-
 def _qkv(heads: str = "", groups: str = "") -> tuple[Expr, Expr, Expr]:
     """Q, K, V; `heads` batch axes of Q, `groups` the batch axes K and V share."""
     q = tensor("Q", f"{heads} q d".split())
@@ -53,23 +49,8 @@ def _attend(p: Expr, v: Expr) -> Expr:
     return f.contract(p, v, out=(*(a for a in p.axes if a != "x"), "e"))
 
 
-def _attention() -> Expr:
-    q, k, v = _qkv()
-    return _attend(f.softmax(_scores(q, k), "x"), v)
-
-
-def _multi_head() -> Expr:
-    q, k, v = _qkv("h", "h")
-    return _attend(f.softmax(_scores(q, k), "x"), v)
-
-
-def _grouped() -> Expr:
-    q, k, v = _qkv("n h", "n")
-    return _attend(f.softmax(_scores(q, k), "x"), v)
-
-
-def _multi_query() -> Expr:
-    q, k, v = _qkv("h", "")
+def _attention(heads: str = "", groups: str = "") -> Expr:
+    q, k, v = _qkv(heads, groups)
     return _attend(f.softmax(_scores(q, k), "x"), v)
 
 
@@ -101,22 +82,12 @@ def _cross_entropy() -> Mapping[str, Expr]:
     return {"loss": f.logsumexp(logits, "v") - picked}
 
 
-def _rmsnorm_matmul() -> Expr:
-    x, gain, w = tensor("X", "m d"), tensor("G", "d"), tensor("W", "d n")
-    return f.rms_norm(x, gain) @ w
-
-
-def _layernorm_matmul() -> Expr:
-    x, gain, bias = tensor("X", "m d"), tensor("G", "d"), tensor("B", "d")
-    return f.layer_norm(x, gain, bias) @ tensor("W", "d n")
+def _rmsnorm() -> Expr:
+    return f.rms_norm(tensor("X", "m d"), tensor("G", "d"))
 
 
 def _layernorm() -> Expr:
     return f.layer_norm(tensor("X", "m d"), tensor("G", "d"), tensor("B", "d"))
-
-
-def _rmsnorm() -> Expr:
-    return f.rms_norm(tensor("X", "m d"), tensor("G", "d"))
 
 
 def _mlp() -> Expr:
@@ -149,14 +120,6 @@ def _variance() -> Expr:
     return f.reduce("mean", f.apply("square", centred), "x")
 
 
-def _log_sum_exp() -> Expr:
-    return f.logsumexp(tensor("X", "m x"), "x")
-
-
-def _softmax() -> Expr:
-    return f.softmax(tensor("X", "m x"), "x")
-
-
 def _router() -> Expr:
     logits = f.contract(tensor("X", "m d"), tensor("W", "n d"), out=("m", "n"))
     best = Expr("topk", (logits,), ("m", "k"), ("n",), (("k", 8), ("axis", "k")), "best")
@@ -172,16 +135,30 @@ def _convolution() -> Expr:
 _ATTN = {"q": 4096, "x": 4096, "d": 128, "e": 128}
 
 FORMULAS: tuple[Formula, ...] = (
-    Formula("matmul", "A B", _matmul, {"a": 8192, "b": 8192, "c": 8192}),
+    Formula(
+        "matmul",
+        "A B",
+        lambda: (tensor("A", "a b") @ tensor("B", "b c")).named("C"),
+        {"a": 8192, "b": 8192, "c": 8192},
+    ),
     Formula("attention", "softmax(Q Kᵀ / √d) V", _attention, _ATTN, "2205.14135"),
-    Formula("mha", "softmax(Q_h K_hᵀ / √d) V_h", _multi_head, {"h": 32, **_ATTN}),
+    Formula("mha", "softmax(Q_h K_hᵀ / √d) V_h", lambda: _attention("h", "h"), {"h": 32, **_ATTN}),
     Formula(
-        "gqa", "softmax(Q_nh K_nᵀ / √d) V_n", _grouped, {"n": 8, "h": 4, **_ATTN}, "2305.13245"
+        "gqa",
+        "softmax(Q_nh K_nᵀ / √d) V_n",
+        lambda: _attention("n h", "n"),
+        {"n": 8, "h": 4, **_ATTN},
+        "2305.13245",
     ),
     Formula(
-        "gqa_decode", "gqa with one query", _grouped, {"n": 8, "h": 8, **_ATTN, "q": 1, "x": 32768}
+        "gqa_decode",
+        "gqa with one query",
+        lambda: _attention("n h", "n"),
+        {"n": 8, "h": 8, **_ATTN, "q": 1, "x": 32768},
     ),
-    Formula("mqa", "softmax(Q_h Kᵀ / √d) V", _multi_query, {"h": 32, **_ATTN}, "1911.02150"),
+    Formula(
+        "mqa", "softmax(Q_h Kᵀ / √d) V", lambda: _attention("h"), {"h": 32, **_ATTN}, "1911.02150"
+    ),
     Formula(
         "mla",
         "softmax((Q Cᵀ + Q_r K_rᵀ) / √192) C",
@@ -199,9 +176,19 @@ FORMULAS: tuple[Formula, ...] = (
         {"m": 8192, "d": 4096, "v": 131072},
     ),
     Formula("rmsnorm", "rms(X) G", _rmsnorm, {"m": 8192, "d": 4096}, "1910.07467"),
-    Formula("rmsnorm_matmul", "(rms(X) G) W", _rmsnorm_matmul, {"m": 8192, "d": 4096, "n": 4096}),
+    Formula(
+        "rmsnorm_matmul",
+        "(rms(X) G) W",
+        lambda: _rmsnorm() @ tensor("W", "d n"),
+        {"m": 8192, "d": 4096, "n": 4096},
+    ),
     Formula("layernorm", "ln(X)", _layernorm, {"m": 8192, "d": 4096}, "1607.06450"),
-    Formula("layernorm_matmul", "ln(X) W", _layernorm_matmul, {"m": 8192, "d": 4096, "n": 4096}),
+    Formula(
+        "layernorm_matmul",
+        "ln(X) W",
+        lambda: _layernorm() @ tensor("W", "d n"),
+        {"m": 8192, "d": 4096, "n": 4096},
+    ),
     Formula("mlp", "gelu(X W1) W2", _mlp, {"m": 8192, "d": 512, "h": 2048, "n": 512}),
     Formula(
         "swiglu",
@@ -219,8 +206,16 @@ FORMULAS: tuple[Formula, ...] = (
     ),
     Formula("ssm", "C · scan(exp A, B Xᵀ)", _ssm, {"t": 8192, "n": 64, "c": 64}, "2405.21060"),
     Formula("variance", "mean (x - mean x)²", _variance, {"m": 4096, "x": 65536}, "Welford 1962"),
-    Formula("logsumexp", "log Σ exp x", _log_sum_exp, {"m": 4096, "x": 65536}, "1805.02867"),
-    Formula("softmax", "softmax(x)", _softmax, {"m": 4096, "x": 4096}),
+    Formula(
+        "logsumexp",
+        "log Σ exp x",
+        lambda: f.logsumexp(tensor("X", "m x"), "x"),
+        {"m": 4096, "x": 65536},
+        "1805.02867",
+    ),
+    Formula(
+        "softmax", "softmax(x)", lambda: f.softmax(tensor("X", "m x"), "x"), {"m": 4096, "x": 4096}
+    ),
     Formula("router", "softmax(top-k(X Wᵀ))", _router, {"m": 8192, "d": 1024, "n": 256, "k": 8}),
     Formula(
         "convolution",

@@ -53,39 +53,9 @@ def _sigmoid(x: Any) -> Any:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-def _silu(x: Any) -> Any:
-    """x times its logistic function."""
-    return x * _sigmoid(x)
-
-
-def _relu(x: Any) -> Any:
-    """The positive part."""
-    return np.maximum(x, 0.0)
-
-
-def _rsqrt(x: Any) -> Any:
-    """1 / sqrt(x) on arrays."""
-    return 1 / np.sqrt(x)
-
-
-def _rsqrt_formula(x: Any) -> Any:
-    """x to the power minus one half, exactly."""
-    return x ** (-_half())
-
-
-def _square(x: Any) -> Any:
-    """x squared."""
-    return x**2
-
-
 def _divided(x: Any, y: Any) -> Any:
     """x over y."""
     return x / y
-
-
-def _recip(x: Any) -> Any:
-    """1 / x."""
-    return 1 / x
 
 
 def _sp(name: str) -> Callable[..., Any]:
@@ -106,27 +76,45 @@ def _opaque(name: str) -> Callable[..., Any]:
     return call
 
 
+def _unary(
+    name: str,
+    pipe: Pipe,
+    flops: float,
+    apply: Callable[[Any], Any],
+    formula: Callable[[Any], Any],
+    glyph: str,
+) -> Op:
+    return Op(name, "map", 1, pipe, flops, apply, formula, glyph)
+
+
 MAPS: tuple[Op, ...] = (
     Op("add", "map", 2, "fp", 1, np.add, operator.add, "+"),
     Op("sub", "map", 2, "fp", 1, np.subtract, operator.sub, "−"),
     Op("mul", "map", 2, "fp", 1, np.multiply, operator.mul, "×"),
     Op("div", "map", 2, "fp", 1, np.divide, _divided, "÷"),
     Op("maximum", "map", 2, "fp", 1, np.maximum, _opaque("maximum"), "max"),
-    Op("neg", "map", 1, "fp", 1, np.negative, operator.neg, "−"),
-    Op("exp", "map", 1, "special", 1, np.exp, _sp("exp"), "exp"),
-    Op("log", "map", 1, "special", 1, np.log, _sp("log"), "log"),
-    Op("sqrt", "map", 1, "special", 1, np.sqrt, _sp("sqrt"), "√"),
-    Op("rsqrt", "map", 1, "special", 1, _rsqrt, _rsqrt_formula, "1/√"),
-    Op("square", "map", 1, "fp", 1, np.square, _square, "x²"),
-    Op("recip", "map", 1, "special", 1, np.reciprocal, _recip, "1/x"),
-    Op("abs", "map", 1, "fp", 1, np.abs, _opaque("abs"), "|x|"),
-    Op("relu", "map", 1, "fp", 1, _relu, _opaque("relu"), "relu"),
-    Op("sigmoid", "map", 1, "special", 2, _sigmoid, _opaque("sigmoid"), "σ"),
-    Op("silu", "map", 1, "special", 3, _silu, _opaque("silu"), "silu"),
-    Op("gelu", "map", 1, "special", 6, _gelu, _opaque("gelu"), "gelu"),
-    Op("tanh", "map", 1, "special", 1, np.tanh, _opaque("tanh"), "tanh"),
-    Op("sin", "map", 1, "special", 1, np.sin, _sp("sin"), "sin"),
-    Op("cos", "map", 1, "special", 1, np.cos, _sp("cos"), "cos"),
+    _unary("neg", "fp", 1, np.negative, operator.neg, "−"),
+    _unary("exp", "special", 1, np.exp, _sp("exp"), "exp"),
+    _unary("log", "special", 1, np.log, _sp("log"), "log"),
+    _unary("sqrt", "special", 1, np.sqrt, _sp("sqrt"), "√"),
+    _unary(
+        "rsqrt",
+        "special",
+        1,
+        lambda x: 1 / np.sqrt(x),
+        lambda x: x ** -_sp("Rational")(1, 2),
+        "1/√",
+    ),
+    _unary("square", "fp", 1, np.square, lambda x: x**2, "x²"),
+    _unary("recip", "special", 1, np.reciprocal, lambda x: 1 / x, "1/x"),
+    _unary("abs", "fp", 1, np.abs, _opaque("abs"), "|x|"),
+    _unary("relu", "fp", 1, lambda x: np.maximum(x, 0.0), _opaque("relu"), "relu"),
+    _unary("sigmoid", "special", 2, _sigmoid, _opaque("sigmoid"), "σ"),
+    _unary("silu", "special", 3, lambda x: x * _sigmoid(x), _opaque("silu"), "silu"),
+    _unary("gelu", "special", 6, _gelu, _opaque("gelu"), "gelu"),
+    _unary("tanh", "special", 1, np.tanh, _opaque("tanh"), "tanh"),
+    _unary("sin", "special", 1, np.sin, _sp("sin"), "sin"),
+    _unary("cos", "special", 1, np.cos, _sp("cos"), "cos"),
 )
 
 OTHERS: tuple[Op, ...] = (
@@ -153,11 +141,6 @@ def op(name: str) -> Op:
         near = get_close_matches(name, OPS, n=3) or sorted(OPS)[:5]
         raise InputError(f"no operator {name!r}: nearest are {', '.join(near)}")
     return OPS[name]
-
-
-def _half() -> Any:
-    """One half as an exact sympy number."""
-    return _sp("Rational")(1, 2)
 
 
 @dataclass(frozen=True)

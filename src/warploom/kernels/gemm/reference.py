@@ -41,35 +41,13 @@ def _erf(x: Wide) -> Wide:
     return np.array([math.erf(value) for value in x.ravel()]).reshape(x.shape)
 
 
-def _silu(x: Wide) -> Wide:
-    return x / (1.0 + np.exp(-x))
-
-
-def _relu(x: Wide) -> Wide:
-    return np.maximum(x, 0.0)
-
-
-def _leaky(x: Wide) -> Wide:
-    return np.where(x > 0, x, 0.01 * x)
-
-
-def _gelu(x: Wide) -> Wide:
-    return x * 0.5 * (1.0 + _erf(x * math.sqrt(0.5)))
-
-
-def _gelu_tanh(x: Wide) -> Wide:
-    return x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _identity(x: Wide) -> Wide:
-    return x
-
-
 REFERENCE: dict[str, Callable[[Wide], Wide]] = {
-    "none": _identity,
-    "relu": _relu,
-    "leaky_relu": _leaky,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": _silu,
+    "none": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "gelu": lambda x: x * 0.5 * (1.0 + _erf(x * math.sqrt(0.5))),
+    "gelu_tanh": lambda x: (
+        x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+    "silu": lambda x: x / (1.0 + np.exp(-x)),
 }
