@@ -58,11 +58,7 @@ def _release(
 
 
 def _waited_for(
-    placement: Placement,
-    ops: list[Op],
-    at: dict[int, int],
-    matmul: Op,
-    interval: int,
+    placement: Placement, ops: list[Op], at: dict[int, int], matmul: Op, interval: int
 ) -> int:
     """Just before the first op after the matmul that must wait for it; else after the next one."""
     effects = Effects(placement, {op.id: op for op in ops}, {})

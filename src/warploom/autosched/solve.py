@@ -112,11 +112,7 @@ def _solve_at(
 
 
 def _extracted(
-    placement: Placement,
-    plan: LaunchPlan,
-    table: CostTable,
-    fixed: int,
-    loop: Loop,
+    placement: Placement, plan: LaunchPlan, table: CostTable, fixed: int, loop: Loop
 ) -> Extraction:
     # What contention costs was measured between warp groups.
     several = placement.parts > 1

@@ -33,8 +33,7 @@ def build(
     gpu: Gpu = "h200",
     settings: Settings = None,
     schedule: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="default, a schedule.json, or " + ", ".join(NAMES)),
+        str, typer.Option(metavar="NAME", help="default, a schedule.json, or " + ", ".join(NAMES))
     ] = "default",
     allow: Annotated[
         list[str] | None,

@@ -53,8 +53,7 @@ Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="cubins, objects, libraries, fat binaries")
 ]
 KernelName = Annotated[
-    str | None,
-    typer.Option("--kernel", metavar="NAME", help="which one, if a file has several"),
+    str | None, typer.Option("--kernel", metavar="NAME", help="which one, if a file has several")
 ]
 Alias = Annotated[
     AliasMode,

@@ -379,12 +379,7 @@ def compiler() -> str:
 
 
 def _limited(
-    evaluate: Evaluate,
-    space: Space,
-    point: Point,
-    sizes: Mapping[str, int],
-    gpu: str,
-    best: float,
+    evaluate: Evaluate, space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: float
 ) -> Outcome:
     """The outcome of a point, in a worker that is ended by a signal where it hangs."""
     signal.alarm(MOST_SECONDS)

@@ -89,10 +89,7 @@ def build(
 
 
 def run(
-    kernel: Kernel,
-    settings: Mapping[str, Any] | None = None,
-    on: str = "cpu",
-    seed: int = 0,
+    kernel: Kernel, settings: Mapping[str, Any] | None = None, on: str = "cpu", seed: int = 0
 ) -> CheckResult:
     """Run a kernel on random data and compare every output; `require()` of the result raises where
     something is wrong.
@@ -189,11 +186,7 @@ def emulate(
 
 
 def judge(
-    candidate: Path | str,
-    against: Path | str,
-    on: str = "cpu",
-    gpu: str = "h200",
-    seed: int = 0,
+    candidate: Path | str, against: Path | str, on: str = "cpu", gpu: str = "h200", seed: int = 0
 ) -> Verdict:
     """Is a kernel that somebody else wrote right, is it faster, does it cheat?
 

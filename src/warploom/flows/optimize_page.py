@@ -15,13 +15,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.flows.optimize_facts import Facts, rival_json
 from warploom.flows.optimized import WRITTEN, Optimized, Trial, order_of
 from warploom.perf.extract import extract
-from warploom.perf.timeline import (
-    Timeline,
-    stamped,
-    steps_of_lines,
-    steps_of_program,
-    timeline,
-)
+from warploom.perf.timeline import Timeline, stamped, steps_of_lines, steps_of_program, timeline
 from warploom.perf.trace import MEASURED, PREDICTED
 from warploom.report.optimize_html import Line, Page
 from warploom.report.pages import SPECIAL, Figure, sentence
@@ -80,12 +74,7 @@ def _loop_text(schedule: Schedule) -> str:
     return f"{lead}{schedule}"
 
 
-def report_page(
-    result: Optimized,
-    built: Built,
-    drawn: list[str],
-    derivation: str,
-) -> Page:
+def report_page(result: Optimized, built: Built, drawn: list[str], derivation: str) -> Page:
     """What `report.html` shows."""
     settings, selected, verdict = result.settings, result.selected, result.verdict
     rows = [

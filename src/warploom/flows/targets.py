@@ -66,11 +66,7 @@ def read_target(
 
 
 def _folder(
-    text: str,
-    kernel: str | None,
-    launch: Path | None,
-    arch: int | None,
-    sizes: Mapping[str, str],
+    text: str, kernel: str | None, launch: Path | None, arch: int | None, sizes: Mapping[str, str]
 ) -> Target:
     if launch is not None or arch is not None:
         raise InputError(f"--launch and --arch go with other targets; {text} is a build folder")

@@ -18,13 +18,7 @@ from warploom.flows.tune_compare import fastest
 from warploom.flows.tune_keep import Keeper, Run
 from warploom.flows.tune_report import write_report
 from warploom.flows.tuned import LEADERS, LEARNED, LEARNER, TuneReport, TuneSettings
-from warploom.runtime import (
-    CheckSettings,
-    LocalMeasurer,
-    MeasureSettings,
-    Timing,
-    Workload,
-)
+from warploom.runtime import CheckSettings, LocalMeasurer, MeasureSettings, Timing, Workload
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult, run_search

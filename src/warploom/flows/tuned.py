@@ -23,11 +23,7 @@ LEADERS: Final = 5
 LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and replay
 CHAINS: Final = {"gpu": 6, "model": 1}
 # Learned players by the name of `--search`, with their profile; they need the extra `rl`.
-LEARNED: Final = {
-    "ppo": "wide",
-    "ppo-guided": "guided",
-    "ppo-cuasmrl": "cuasmrl",
-}
+LEARNED: Final = {"ppo": "wide", "ppo-guided": "guided", "ppo-cuasmrl": "cuasmrl"}
 
 
 @dataclass(frozen=True)

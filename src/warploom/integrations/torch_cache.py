@@ -13,13 +13,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    check_devices,
-    launch,
-    operator,
-    steps,
-    torch_module,
-)
+from warploom.integrations.torch_program import check_devices, launch, operator, steps, torch_module
 from warploom.kernels.attention.append import AppendConfig, append, append_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype

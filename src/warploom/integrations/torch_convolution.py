@@ -14,13 +14,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    check_devices,
-    launch,
-    operator,
-    steps,
-    torch_module,
-)
+from warploom.integrations.torch_program import check_devices, launch, operator, steps, torch_module
 from warploom.kernels.convolution.config import COLUMNS, FACTORS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
 from warploom.kernels.convolution.program import default_policy

@@ -26,13 +26,7 @@ from warploom.integrations.torch_program import (
     torch_module,
     variant_kernel,
 )
-from warploom.kernels.gemm.grouped import (
-    SCALED,
-    GroupedConfig,
-    grouped,
-    work_list,
-    work_schedule,
-)
+from warploom.kernels.gemm.grouped import SCALED, GroupedConfig, grouped, work_list, work_schedule
 from warploom.kernels.gemm.grouped_plan import plan_grouped
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
@@ -195,12 +189,7 @@ def _refuse(name: str, bias: Any, scale_result: Any) -> None:
 
 
 def grouped_mm(
-    mat_a: Any,
-    mat_b: Any,
-    offs: Any,
-    bias: Any = None,
-    out_dtype: Any = None,
-    swiglu: bool = False,
+    mat_a: Any, mat_b: Any, offs: Any, bias: Any = None, out_dtype: Any = None, swiglu: bool = False
 ) -> Any:
     """`mat_a: [m, k]` times `mat_b: [experts, k, n]`: rows up to `offs: [experts]` (int32, rising)
     belong to the first expert, up to the next to the second; `[m, n]`. bf16 or fp16, and fp8

@@ -113,11 +113,7 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
 
 
 OPERATOR = operator(
-    "warploom::linear_cross_entropy",
-    SCHEMA,
-    *steps(_checked, _results, _fill),
-    _backward,
-    _context,
+    "warploom::linear_cross_entropy", SCHEMA, *steps(_checked, _results, _fill), _backward, _context
 )
 
 

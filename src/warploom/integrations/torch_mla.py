@@ -13,12 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.integrations.torch_decode import (
-    all_lengths,
-    attend,
-    check_splits,
-    problem_of_lengths,
-)
+from warploom.integrations.torch_decode import all_lengths, attend, check_splits, problem_of_lengths
 from warploom.integrations.torch_program import (
     check_devices,
     multiprocessors,

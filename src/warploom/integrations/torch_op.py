@@ -143,9 +143,7 @@ def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: An
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
     launch(*kernel, operands | {"parts": parts})
     launch(
-        ("combine", config),
-        lambda: compiled(combine(config), ADDING),
-        {"parts": parts} | finish,
+        ("combine", config), lambda: compiled(combine(config), ADDING), {"parts": parts} | finish
     )
 
 

@@ -14,13 +14,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    check_devices,
-    launch,
-    operator,
-    steps,
-    torch_module,
-)
+from warploom.integrations.torch_program import check_devices, launch, operator, steps, torch_module
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_rows import swiglu
 from warploom.integrations.torch_segments import alone, best_count, run_segments

@@ -12,12 +12,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.integrations.torch_program import (
-    launch,
-    operator,
-    steps,
-    torch_module,
-)
+from warploom.integrations.torch_program import launch, operator, steps, torch_module
 from warploom.kernels.recurrent.backward import (
     ALLOW,
     backward_arrays,

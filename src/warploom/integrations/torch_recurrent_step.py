@@ -62,13 +62,7 @@ _operator = operator(
 
 
 def recurrent_step(
-    q: Any,
-    k: Any,
-    v: Any,
-    state: Any,
-    g: Any = None,
-    beta: Any = None,
-    scale: float | None = None,
+    q: Any, k: Any, v: Any, state: Any, g: Any = None, beta: Any = None, scale: float | None = None
 ) -> Any:
     """The next row of linear attention, simple GLA, GLA or a delta rule; `state` is moved on.
 

@@ -121,8 +121,7 @@ class Problem:
         inputs = [tensor_of(values[one.name], one.dtype) for one in self.signature.inputs]
         outputs = self.signature.outputs
         found = called(
-            "the reference",
-            lambda: spreads_of(self.reference, inputs, outputs, self.within, seed),
+            "the reference", lambda: spreads_of(self.reference, inputs, outputs, self.within, seed)
         )
         for one in outputs:
             if found[one.name].exact.shape != shape_of(one, sizes):

@@ -20,15 +20,7 @@ from typing import Any
 from warploom.emulate.report import Fault
 from warploom.errors import InputError, ToolMissing, WarploomError
 from warploom.judge.candidate import load_candidate
-from warploom.judge.problem import (
-    KINDS,
-    Signature,
-    Sizes,
-    Values,
-    bits_of,
-    shape_of,
-    tensor_of,
-)
+from warploom.judge.problem import KINDS, Signature, Sizes, Values, bits_of, shape_of, tensor_of
 from warploom.judge.timing import Timed, time_calls
 from warploom.judge.tolerance import results, torch
 from warploom.judge.watch import LIBRARIES, Exits, Recorder, Watch, refused_calls

@@ -72,13 +72,7 @@ def extract(
 
 
 class _Extractor:
-    def __init__(
-        self,
-        placement: Placement,
-        loop: Loop,
-        costs: CostTable,
-        skips: Skips,
-    ) -> None:
+    def __init__(self, placement: Placement, loop: Loop, costs: CostTable, skips: Skips) -> None:
         self.placement, self.loop, self.costs = placement, loop, costs
         self.tiles, self.skips = RegisterTiles(placement), skips
         body = [op for op in loop.body if isinstance(op, Op)]

@@ -25,24 +25,11 @@ from typing import Any
 
 from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.ir.steps import (
-    Fill,
-    Issue,
-    Step,
-)
+from warploom.codegen.ir.steps import Fill, Issue, Step
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
-from warploom.perf.gates import (
-    SIGNALS,
-    WAITS,
-    Blocks,
-    Copy,
-    Gates,
-    Rates,
-    loading_of,
-    section_of,
-)
+from warploom.perf.gates import SIGNALS, WAITS, Blocks, Copy, Gates, Rates, loading_of, section_of
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.decode.opcodes import Pipe
@@ -143,9 +130,7 @@ def replay(
     """
     block, kernel = lower(program, schedule), decode(parse(cubin, program.name))
     return of_walks(
-        list(walked(program, schedule, block, kernel, costs(gpu), rates or {})),
-        block,
-        kernel,
+        list(walked(program, schedule, block, kernel, costs(gpu), rates or {})), block, kernel
     )
 
 

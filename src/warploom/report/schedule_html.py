@@ -36,12 +36,7 @@ def schedule_html(graph: Graph, target: Target, schedule: Schedule) -> str:
         ("What else was sought", sought),
     ]
     rows = [_row_json(row, ids, interval) for row in steady_rows(graph, target, schedule)]
-    shown = {
-        "loop": graph.name,
-        "cycles": SHOWN * interval,
-        "iterations": SHOWN,
-        "rows": rows,
-    }
+    shown = {"loop": graph.name, "cycles": SHOWN * interval, "iterations": SHOWN, "rows": rows}
     steps = [(node.id, list[int](), _kind(node.op)) for node in graph.nodes]
     title = f"{graph.name} on {target.name}"
     used = {use.unit for node in graph.nodes for use in node.uses}

@@ -13,13 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from warploom.tile.index import (
-    Index,
-    as_index,
-    binary,
-    maximum_index,
-    minimum_index,
-)
+from warploom.tile.index import Index, as_index, binary, maximum_index, minimum_index
 from warploom.tile.ir import Op, Var
 from warploom.tile.trace import part_begin, part_end
 

@@ -118,11 +118,7 @@ def _plant(bench: Workbench, region: Region, fault: str) -> None:
 
 
 def check_candidate(
-    bench: Workbench,
-    original: bytes,
-    candidate: bytes,
-    settings: CheckSettings,
-    progress: Progress,
+    bench: Workbench, original: bytes, candidate: bytes, settings: CheckSettings, progress: Progress
 ) -> CheckReport:
     """Compare `candidate` with `original` on one launch; stops at the first failing phase.
 

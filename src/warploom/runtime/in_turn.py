@@ -49,10 +49,7 @@ class InTurn(Kernel):
         self._kept: dict[tuple[int, ...], dict[str, Handed]] = {}
 
     def __call__(
-        self,
-        arrays: Mapping[str, Any],
-        scalars: Mapping[str, float] | None = None,
-        stream: int = 0,
+        self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None, stream: int = 0
     ) -> None:
         """Queue both on `stream`, as `Kernel` does."""
         specs = {spec.name: spec for own in self._both for spec in own.interface.arrays}

@@ -104,10 +104,7 @@ class Kernel:
         self._launches = 0
 
     def __call__(
-        self,
-        arrays: Mapping[str, Any],
-        scalars: Mapping[str, float] | None = None,
-        stream: int = 0,
+        self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None, stream: int = 0
     ) -> None:
         """Queue the kernel on `stream` (a CUstream as an integer; 0: the default stream)."""
         name, specs = self.interface.name, self.interface.arrays

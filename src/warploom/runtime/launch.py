@@ -319,10 +319,7 @@ def pack_arguments(
 
 
 def packed(
-    argument: Argument,
-    addresses: Mapping[str, int],
-    kinds: Mapping[str, str],
-    encoder: MapEncoder,
+    argument: Argument, addresses: Mapping[str, int], kinds: Mapping[str, str], encoder: MapEncoder
 ) -> bytes:
     """The bytes of one parameter."""
     match argument:

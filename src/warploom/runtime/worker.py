@@ -67,10 +67,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        open_session: Callable[[bytes], Any],
-        subject: str,
-        preload: Sequence[str] = (),
+        self, open_session: Callable[[bytes], Any], subject: str, preload: Sequence[str] = ()
     ) -> None:
         self.subject = subject
         self._preload = list(preload)

@@ -42,10 +42,7 @@ def lower(kernel: Kernel, dtype: str = "bf16", out: str = "fp32") -> tl.Program:
 
 
 def programs(
-    kernel: Kernel,
-    dtype: str = "bf16",
-    out: str = "fp32",
-    types: Mapping[str, str] | None = None,
+    kernel: Kernel, dtype: str = "bf16", out: str = "fp32", types: Mapping[str, str] | None = None
 ) -> tuple[tl.Program, ...]:
     """The tile programs of a kernel, to be run in order: one, or parts and merge of a split.
 

@@ -34,10 +34,7 @@ def matrices(config: ConvolutionConfig) -> Mapping[str, Real]:
     factor, each = config.factor, config.factor // (2 if config.causal else 1)
     count = config.heads
     own, zeros = _transform(factor), np.zeros((ROWS - config.taken, ROWS))
-    found: dict[str, Wide] = {
-        "left": _blocks(own[:, :each], count),
-        "right": _transform(COLUMNS),
-    }
+    found: dict[str, Wide] = {"left": _blocks(own[:, :each], count), "right": _transform(COLUMNS)}
     if config.causal:
         found["back"] = np.concatenate([_blocks(own[:each], count), zeros])
     named: dict[str, Real] = {}

@@ -174,12 +174,7 @@ GEMM = Table(Path(__file__).with_name("tuned.toml"), TEMPLATE, kinds, "128x128")
 
 @lru_cache(maxsize=1024)
 def choose_gemm(
-    m: int,
-    n: int,
-    k: int,
-    base: GemmConfig | None = None,
-    batch: int = 1,
-    sliced: bool = False,
+    m: int, n: int, k: int, base: GemmConfig | None = None, batch: int = 1, sliced: bool = False
 ) -> Variant:
     """The variant for a shape. `sliced` admits those of two kernels and a workspace
     (`program.combine`)."""

@@ -14,13 +14,7 @@ to the first with the gradient of the state, and leaves <S, R> of the state befo
 from __future__ import annotations
 
 from warploom import tile as t
-from warploom.derive.lower.channels import (
-    LEAST,
-    MIDDLE,
-    Channels,
-    blocks_now_past,
-    blocks_past_now,
-)
+from warploom.derive.lower.channels import LEAST, MIDDLE, Channels, blocks_now_past, blocks_past_now
 from warploom.derive.lower.chunks import LOG2E
 from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
 from warploom.kernels.recurrent.task import CHUNK, rows

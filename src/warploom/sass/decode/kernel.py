@@ -214,10 +214,7 @@ class _Flow:
 
 
 def split_blocks(
-    instructions: Sequence[Instruction],
-    labels: Mapping[int, tuple[str, ...]],
-    info: bytes,
-    sm: int,
+    instructions: Sequence[Instruction], labels: Mapping[int, tuple[str, ...]], info: bytes, sm: int
 ) -> tuple[Block, ...]:
     """Basic blocks and their edges. Indirect control flow may go to every block start we know.
 

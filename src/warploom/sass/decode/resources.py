@@ -14,12 +14,7 @@ PREDICATE_BASE: Final = 512
 UNIFORM_PREDICATE_BASE: Final = 520
 RESOURCES: Final = 528
 PREDICATES: Final = 7
-_FILE_BASE: Final = {
-    "R": 0,
-    "UR": UNIFORM_BASE,
-    "P": PREDICATE_BASE,
-    "UP": UNIFORM_PREDICATE_BASE,
-}
+_FILE_BASE: Final = {"R": 0, "UR": UNIFORM_BASE, "P": PREDICATE_BASE, "UP": UNIFORM_PREDICATE_BASE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,7 @@ def _bulk_copy(out: Collector, opcode: str, operands: tuple[Operand, ...]) -> No
     of a multicast is an operand of its own."""
     match = re.search(r"\.(\d)D", opcode)
     rank = int(match.group(1)) if match else 5
-    groups = {
-        "UTMALDG": 2 + rank,
-        "UTMASTG": 1 + rank,
-        "UTMAREDG": 1 + rank,
-        "UTMAPF": rank,
-    }
+    groups = {"UTMALDG": 2 + rank, "UTMASTG": 1 + rank, "UTMAREDG": 1 + rank, "UTMAPF": rank}
     width = groups.get(opcode.split(".", 1)[0], 2)
     for operand in operands:
         for name in operand.descriptor:

@@ -17,11 +17,7 @@ import numpy as np
 
 from warploom.errors import InputError
 from warploom.sass.decode import nvinfo
-from warploom.sass.decode.control import (
-    CONTROL_MASK,
-    NO_SCOREBOARD,
-    Control,
-)
+from warploom.sass.decode.control import CONTROL_MASK, NO_SCOREBOARD, Control
 from warploom.sass.decode.cubin import WORD_BYTES, Cubin
 from warploom.sass.decode.kernel import Instruction, Kernel, decode
 from warploom.sass.decode.words import Words, instruction_words
@@ -57,10 +53,7 @@ class Editor:
     """Edits one kernel. All positions and indices are those of the kernel's instructions."""
 
     def __init__(
-        self,
-        original: Cubin,
-        kernel: str | None = None,
-        mode: AliasMode = AliasMode.STRICT,
+        self, original: Cubin, kernel: str | None = None, mode: AliasMode = AliasMode.STRICT
     ) -> None:
         if original.sm not in EDITABLE:
             raise InputError(

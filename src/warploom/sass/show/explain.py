@@ -93,11 +93,7 @@ def explain(kernel: Kernel) -> Explanation:
     constrained = _constrained(kernel, table)
     neighbours = _pipe_pairs(kernel, table)
     for block in kernel.blocks:
-        pairs = [
-            *_pairs(kernel, block, table),
-            *neighbours[block.index],
-            *constrained[block.index],
-        ]
+        pairs = [*_pairs(kernel, block, table), *neighbours[block.index], *constrained[block.index]]
         stalls.update(_stalls(kernel, block, pairs, table))
     return Explanation(stalls, _waits(kernel))
 

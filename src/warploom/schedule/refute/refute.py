@@ -298,12 +298,7 @@ class _Search:
 
 
 def refute(
-    problem: Question,
-    low: int,
-    high: int,
-    stages: int,
-    seconds: float,
-    say: Say = lambda _: None,
+    problem: Question, low: int, high: int, stages: int, seconds: float, say: Say = lambda _: None
 ) -> Verdict:
     """Whether an interval in [low, high] has a schedule of at most `stages` overlapped iterations.
 

@@ -331,13 +331,7 @@ class Rulebook:
         return max(1, node.issue if short else node.latency)
 
     def _exclude(
-        self,
-        home: tuple[int, ...],
-        limits: Limits,
-        a: Node,
-        b: Node,
-        together: bool,
-        beside: int,
+        self, home: tuple[int, ...], limits: Limits, a: Node, b: Node, together: bool, beside: int
     ) -> bool:
         """Whether both values cannot be alive at the same time, each being alive at all."""
         if not all(any(e.delay + held > 0 for e, held in self.readers(n)) for n in (a, b)):

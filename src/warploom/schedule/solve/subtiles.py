@@ -26,8 +26,7 @@ def chains(graph: Graph) -> list[list[str]]:
     if not all(_is_automorphism(graph, roles, index) for index in range(count - 1)):
         return []
     heaviest = max(
-        roles.values(),
-        key=lambda images: sum(use.cycles for use in graph.by_id[images[0]].uses),
+        roles.values(), key=lambda images: sum(use.cycles for use in graph.by_id[images[0]].uses)
     )
     return [heaviest]
 
@@ -48,9 +47,7 @@ def pins_allow_exchange(graph: Graph, target: Target, pins: Mapping[str, str]) -
 
 
 def _is_renaming(
-    pins: Mapping[str, str],
-    kinds: Mapping[str, tuple[int, bool]],
-    image: Mapping[str, str],
+    pins: Mapping[str, str], kinds: Mapping[str, tuple[int, bool]], image: Mapping[str, str]
 ) -> bool:
     """Whether the image of every pinned operation sits in the image of its group."""
     renamed: dict[str, str] = {}
