@@ -142,9 +142,8 @@ def _tile_list(
             return t.sum_along(t.maximum(counts - than, 0), "sequences")
         return t.sum_along(t.where(than < counts, counts, 0), "sequences")
 
-    length = t.zeros(
-        t.INT32, tasks=config.tasks
-    )  # of the task at a place: all that are longer precede
+    # Of the task at a place: all that are longer precede.
+    length = t.zeros(t.INT32, tasks=config.tasks)
     if config.order != "sequences":
         for bit in reversed(range(HALVINGS)):
             more = length + (1 << bit)
