@@ -20,7 +20,15 @@ from warploom.codegen.cuda.emit_roles import StepCode
 from warploom.codegen.cuda.emit_steps import raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
-from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
+from warploom.codegen.cuda.prelude import (
+    BOUNDED_WAIT,
+    DEPENDENT,
+    MACROS,
+    SM80_PRELUDE,
+    memory_type,
+    needed,
+    pointer_to,
+)
 from warploom.codegen.cuda.tasks import task_lines, waits_in_roles
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Ring
@@ -59,6 +67,7 @@ class Printer:
         self.layout = facts.layout
         self.stores = any(path.panels is not None for path in self.facts.stores.values())
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
+        self.helpers |= DEPENDENT if self.plan.dependent else {}
         for name in SLOT_READS:
             self.helpers[name] = SM80_PRELUDE[name]
         self.cluster = self.plan.cluster[1]
@@ -70,7 +79,9 @@ class Printer:
     def source(self) -> CudaSource:
         """The whole file."""
         body, facts = self._body(), self.facts
-        signature = ",\n    ".join(_declaration(p) for p in facts.parameters.all)
+        signature = ",\n    ".join(
+            _declaration(p, self.plan.dependent) for p in facts.parameters.all
+        )
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
@@ -407,15 +418,14 @@ def _declared_note(facts: KernelFacts) -> list[str]:
     ]
 
 
-def _declaration(parameter: dict[str, Any]) -> str:
+def _declaration(parameter: dict[str, Any], dependent: bool) -> str:
     kind = parameter["kind"]
     if kind == "map":
         return f"const __grid_constant__ TensorMap {parameter['name']}"
     if kind == "pointer":
-        const = "" if parameter["written"] else "const "
         element = dtype(parameter["dtype"])
         pointee = "unsigned short" if element.name in HALVES else memory_type(element)
-        return f"{const}{pointee}* __restrict__ {parameter['array']}_data"
+        return f"{pointer_to(pointee, parameter['written'], dependent)} {parameter['array']}_data"
     if kind == "stride":
         return f"long long {parameter['array']}_stride{parameter['dim']}"
     if kind == "counter":

@@ -408,7 +408,7 @@ def _computes(code: Code | None) -> bool:
 
 
 def _read(read: Read, names: Names) -> str:
-    return f"__ldg({element_of(read.array, read.at, names)})"
+    return f"GIVEN({element_of(read.array, read.at, names)})"
 
 
 def _short(where: str) -> str:

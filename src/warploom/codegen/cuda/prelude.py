@@ -23,6 +23,8 @@ def read(name: str) -> dict[str, str]:
 TYPES = read("types.cuh")
 SIMT_PRELUDE = {**TYPES, **read("simt.cuh")}
 SM80_PRELUDE = read("sm80.cuh")
+# In place of others in kernels that begin before the previous grid has ended.
+DEPENDENT = read("dependent.cuh")
 PRELUDE = {
     **read("hopper.cuh"),
     **read("values.cuh"),
@@ -49,6 +51,14 @@ def memory_type(kind: DType) -> str:
     if kind.kind == "bool":
         return "unsigned char"
     return kind.name.capitalize() if kind.name in (*HALVES, *FP8, "int8") else kind.kind
+
+
+def pointer_to(element: str, written: bool, dependent: bool) -> str:
+    """The C++ type of an array parameter: nothing else leads to the same memory. To the compiler
+    that says of an array that is only read that it does not change while the kernel runs, which is
+    not so where it begins before the previous grid has ended (`dependent`)."""
+    restrict = " __restrict__" if written or not dependent else ""
+    return f"{'' if written else 'const '}{element}*{restrict}"
 
 
 EVICT_FIRST = "0x12f0000000000000"  # what createpolicy.fractional.L2::evict_first gives

@@ -159,7 +159,7 @@ def read_line(
     loads: bool,
     guarded: bool,
     names: dict[str, str] | None = None,
-    function: str = "__ldg",
+    function: str = "GIVEN",
 ) -> str:
     """The declaration of a number that is read: by the producer, which is one thread, where it
     `loads`; `guarded` where its place may lie outside of the array."""

@@ -225,7 +225,7 @@ class Values(RegisterTiles):
         dtype = op.array.dtype.name
         pointer = f"{op.array.name}_data + {offset}"
         plain = dtype in ("fp32", "int32")
-        read = f"__ldg({pointer})" if plain else f"read_{dtype}({pointer})"
+        read = f"GIVEN({pointer})" if plain else f"read_{dtype}({pointer})"
         edge = literal(float(op.value or 0), dtype if dtype in ("int32", "bool") else "fp32")
         text = f"({inside} ? {read} : {edge})"
         if at.reads is None or len(op.dst.type.axes) != 1:

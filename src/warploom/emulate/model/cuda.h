@@ -100,6 +100,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 using std::abs;
 template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldca(const T* p) { return *p; }
 template <class T> T atomicAdd(T* p, T x) { const T y = *p; *p = T(y + x); return y; }
 inline size_t __cvta_generic_to_shared(const void* p) { return machine::shared_address(p); }
 #define __syncthreads machine::sync_block

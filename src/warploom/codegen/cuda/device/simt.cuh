@@ -156,6 +156,10 @@ DEVICE void read_fragments(Line<T, kCount>& x, const T* data, int row, int place
   }
 }
 
+//@ READ_ONLY
+// Of a load: nobody writes there while the kernel runs.
+#define READ_ONLY ".nc"
+
 //@ load_now
 // One access for each 16 bytes, or one of 8, 4 or 2, which the compiler leaves where it is: it would
 // move some of a row's loads behind the first use of others. What is read once passes by L1; what is
@@ -163,7 +167,7 @@ DEVICE void read_fragments(Line<T, kCount>& x, const T* data, int row, int place
 template <int kBytes, bool kOnce, bool kHere, class W>
 DEVICE void load_now(W* to, const void* from) {
   if constexpr (kBytes == 2) {
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
+    asm volatile("ld.global" READ_ONLY ".u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
   } else if constexpr (kBytes % 16 == 0) {
 #pragma unroll
     for (int s = 0; s < kBytes / 16; ++s) {
@@ -173,16 +177,16 @@ DEVICE void load_now(W* to, const void* from) {
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at) : "memory");
       else if constexpr (kOnce)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.global" READ_ONLY ".L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
       else
-        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.global" READ_ONLY ".v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
     }
   } else if constexpr (kBytes == 8) {
-    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+    asm volatile("ld.global" READ_ONLY ".v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
   } else {
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    asm volatile("ld.global" READ_ONLY ".u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
   }
 }
 
@@ -214,7 +218,7 @@ template <int kBytes> DEVICE void load_last(void* to, const void* from) {
     unsigned* const x = static_cast<unsigned*>(to) + 4 * s;
     asm volatile(
         "{ .reg .b64 last; createpolicy.fractional.L2::evict_last.b64 last, 1.0; "
-        "ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], last; }"
+        "ld.global" READ_ONLY ".L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], last; }"
         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
         : "l"(static_cast<const char*>(from) + 16 * s));
   }

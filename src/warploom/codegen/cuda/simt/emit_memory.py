@@ -16,7 +16,6 @@ from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.codegen.simt.schedule import WIDEST_BYTES
 from warploom.errors import InputError
 from warploom.tile import Op, TileType
-from warploom.tile.dtypes import dtype
 
 
 def unroll(name: str, count: int, body: list[str]) -> list[str]:
@@ -312,8 +311,3 @@ class PairAccess(Access):
         where = self.places("whole", *(["thread_row == 0"] if one_row else []))
         both = f"{self.values(first)}, {self.values(second)}"
         return self.each(f"write_pairs<{self.vector}>({both}, {where});")
-
-
-def pointer_type(name: str, written: bool) -> str:
-    """The C type of an array parameter."""
-    return f"{'' if written else 'const '}{memory_type(dtype(name))}* __restrict__"

@@ -7,12 +7,18 @@ from typing import Any
 
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
-from warploom.codegen.cuda.prelude import MACROS, SIMT_PRELUDE, needed
-from warploom.codegen.cuda.simt.emit_memory import pointer_type
+from warploom.codegen.cuda.prelude import (
+    DEPENDENT,
+    MACROS,
+    SIMT_PRELUDE,
+    memory_type,
+    needed,
+    pointer_to,
+)
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.facts import SimtFacts
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.tile import Program
+from warploom.tile import Program, dtype
 
 
 def framed(
@@ -20,8 +26,10 @@ def framed(
 ) -> CudaSource:
     """One standalone file of a kernel that has these lines."""
     blocks, launch = schedule.cluster, schedule.launch
-    signature = ",\n    ".join(_declaration(p) for p in facts.parameters)
-    helpers = needed("\n".join(lines) + signature, SIMT_PRELUDE)
+    signature = ",\n    ".join(_declaration(p, launch.dependent) for p in facts.parameters)
+    helpers = needed(
+        "\n".join(lines) + signature, SIMT_PRELUDE | (DEPENDENT if launch.dependent else {})
+    )
     plain = SIMT_PRELUDE["Plain"]
     if plain not in helpers:
         helpers.insert(0, plain)
@@ -62,10 +70,11 @@ def framed(
     )
 
 
-def _declaration(parameter: dict[str, Any]) -> str:
+def _declaration(parameter: dict[str, Any], dependent: bool) -> str:
     kind = parameter["kind"]
     if kind == "pointer":
-        return f"{pointer_type(parameter['dtype'], parameter['written'])} {parameter['array']}_data"
+        element = memory_type(dtype(parameter["dtype"]))
+        return f"{pointer_to(element, parameter['written'], dependent)} {parameter['array']}_data"
     if kind == "stride":
         return f"long long {parameter['array']}_stride{parameter['dim']}"
     if kind == "dim":
