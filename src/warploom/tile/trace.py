@@ -95,11 +95,7 @@ def current() -> Tracer:
 
 
 def trace(
-    function: Callable[..., object],
-    arrays: Mapping[str, Array],
-    *,
-    name: str = "",
-    **static: Any,
+    function: Callable[..., object], arrays: Mapping[str, Array], *, name: str = "", **static: Any
 ) -> Program:
     """Run `function` once on the array parameters it names and give the program it described.
 

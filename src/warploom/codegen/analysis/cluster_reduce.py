@@ -56,8 +56,7 @@ def exchange_bytes(placement: Placement) -> int:
         if op.dst is not None
     ]
     return max(
-        (int(op.value or 0) * kind.shape[0] * kind.shape[1] * WORD for op, kind in found),
-        default=0,
+        (int(op.value or 0) * kind.shape[0] * kind.shape[1] * WORD for op, kind in found), default=0
     )
 
 

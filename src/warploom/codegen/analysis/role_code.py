@@ -19,14 +19,7 @@ from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, U
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
-from warploom.codegen.ir.block import (
-    BlockProgram,
-    Pipeline,
-    Role,
-    Section,
-    Straight,
-    with_turns,
-)
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight, with_turns
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import Issue, Join, Meet, OpStep, Release, Run, Step, Wait
 from warploom.errors import InputError
@@ -233,10 +226,7 @@ class _Coder:
         return step if guard is None else Guarded(guard, (step,))
 
     def _joined(
-        self,
-        steps: Sequence[Step],
-        straight: tuple[int, ...],
-        order: Mapping[int, tuple[int, int]],
+        self, steps: Sequence[Step], straight: tuple[int, ...], order: Mapping[int, tuple[int, int]]
     ) -> tuple[Code, ...]:
         codes = _Joining(self.block)
         for step in steps:

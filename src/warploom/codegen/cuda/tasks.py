@@ -65,11 +65,7 @@ def count_lines(program: Program, plan: LaunchPlan) -> list[str]:
 
 
 def position_lines(
-    program: Program,
-    plan: LaunchPlan,
-    loads: bool,
-    within: bool = False,
-    early: Sequence[str] = (),
+    program: Program, plan: LaunchPlan, loads: bool, within: bool = False, early: Sequence[str] = ()
 ) -> list[str]:
     """From `task` to every grid index, and what the program reads to know its task; `within`: the
     task is one of the grid, so that nothing is divided for the first index. A block with one task
@@ -127,18 +123,12 @@ def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
     """For a compute group that takes the next task when it wants to: declarations, and the lines
     that put its number into `next_task`, at least `tasks` when there is none."""
     if plan.tile_scheduler == "static":
-        return (
-            ["int next_task = int(blockIdx.x) - int(gridDim.x);"],
-            ["next_task += gridDim.x;"],
-        )
+        return (["int next_task = int(blockIdx.x) - int(gridDim.x);"], ["next_task += gridDim.x;"])
     if plan.tile_scheduler == "serpentine":
         return [
             "const int first = blockIdx.x, stride = gridDim.x;",
             "int next_task = 0, round = -1;",
-        ], [
-            "++round;",
-            "next_task = round * stride + (round % 2 ? stride - 1 - first : first);",
-        ]
+        ], ["++round;", "next_task = round * stride + (round % 2 ? stride - 1 - first : first);"]
     return ["Cursor task_cursor;", "int next_task = 0;"], _taken("next_task = ")
 
 

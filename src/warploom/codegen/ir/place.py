@@ -19,19 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from warploom.codegen.ir.axes import one_slot, separate_axes
-from warploom.codegen.ir.fuse import (
-    Fusion,
-    fuse,
-    in_shared,
-    slot_loads,
-    turned_operands,
-)
-from warploom.codegen.ir.layout import (
-    INSTRUCTION_K_BYTES,
-    Operand,
-    SharedTile,
-    shared_tile,
-)
+from warploom.codegen.ir.fuse import Fusion, fuse, in_shared, slot_loads, turned_operands
+from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
 from warploom.codegen.ir.led import divided_work, led_by_one
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.codegen.ir.plan import LaunchPlan

@@ -16,14 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from warploom.codegen.analysis.stores import STORES, store_paths
-from warploom.codegen.ir.block import (
-    BlockProgram,
-    Pipeline,
-    Role,
-    Scheduled,
-    Section,
-    Straight,
-)
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, Section, Straight
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import (
     FencedGroupSync,

@@ -17,10 +17,7 @@ from warploom.tile import Op
 
 
 def check_order(
-    placement: Placement,
-    ops: Sequence[Op],
-    stage: Mapping[int, int],
-    rank: Mapping[int, int],
+    placement: Placement, ops: Sequence[Op], stage: Mapping[int, int], rank: Mapping[int, int]
 ) -> None:
     """Raise `InputError` naming the first pair of ops that the schedule exchanges.
 

@@ -123,10 +123,7 @@ def _shape(op: Op) -> object:
 
 
 def _grouped(
-    placement: Placement,
-    depth_of: DepthOf,
-    section: Section,
-    loads: list[Op],
+    placement: Placement, depth_of: DepthOf, section: Section, loads: list[Op]
 ) -> list[tuple[int, list[Op]]]:
     groups: dict[tuple[int, tuple[int, ...]], list[Op]] = {}
     for op in loads:
