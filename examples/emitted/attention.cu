@@ -377,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
         // Acquire q
         barrier_wait(q_empty + q_cursor.slot * 8, q_cursor.parity ^ 1);
         barrier_expect(q_full + q_cursor.slot * 8, 16384);
-        // Fill load.0 into q  program.py:303
+        // Fill load.0 into q  program.py:275
         tma_load_4d(q_base + q_cursor.slot * 16384 + 0, &q_map, q_full + q_cursor.slot * 8, 0, (rows_tile * 128), heads_tile, batch_tile);
         // Publish q
         advance<1>(q_cursor);
@@ -388,14 +388,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
             // Acquire k
             barrier_wait(k_empty + k_cursor.slot * 8, k_cursor.parity ^ 1);
             barrier_expect(k_full + k_cursor.slot * 8, 16384);
-            // Fill load.4 into k  program.py:304
+            // Fill load.4 into k  program.py:276
             tma_load_4d(k_base + k_cursor.slot * 16384 + 0, &k_map, k_full + k_cursor.slot * 8, 0, (i_ * 128), heads_tile, batch_tile);
             // Publish k
             advance<2>(k_cursor);
             // Acquire v
             barrier_wait(v_empty + v_cursor.slot * 8, v_cursor.parity ^ 1);
             barrier_expect(v_full + v_cursor.slot * 8, 16384);
-            // Fill load.31 into v  program.py:280
+            // Fill load.31 into v  program.py:252
             tma_load_4d(v_base + v_cursor.slot * 16384 + 0, &v_map, v_full + v_cursor.slot * 8, 0, (i_ * 128), heads_tile, batch_tile);
             // Publish v
             advance<2>(v_cursor);
@@ -440,19 +440,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
       float sum[1][2];
       unsigned exp2_2[1][32];
       float where_1[1][2];
-      // Run fill.1  program.py:354
+      // Run fill.1  program.py:328
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
       for (int i = 0; i < 2; ++i)
           acc[t][i] = -INFINITY;
-      // Run fill.2  program.py:354
+      // Run fill.2  program.py:328
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
       for (int i = 0; i < 2; ++i)
           acc_1[t][i] = 0.0f;
-      // Run fill.3  program.py:355
+      // Run fill.3  program.py:329
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
@@ -471,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
           barrier_wait(k_full + k_cursor.slot * 8, k_cursor.parity);
           const unsigned k_at = in_block(k_base) + k_cursor.slot * 16384;
           advance<2>(k_cursor);
-          // Issue mma.5  program.py:357
+          // Issue mma.5  program.py:331
           pin(product);
           wgmma_fence();
           wgmma_m64n128_bf16_ss(product[0], descriptor(0x10000, 0x40000040, q_at + part * 8192), descriptor(0x10000, 0x40000040, k_at), 0);
@@ -482,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
           // Join <= 0: product
           wgmma_wait<0>();
           pin(product);
-          // Run where.10  program.py:360
+          // Run where.10  program.py:334
           if (!(((i_ * 128) + 127) < keys)) {
             #pragma unroll
             for (int t = 0; t < 1; ++t)
@@ -490,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
             for (int i = 0; i < 64; ++i)
                 product[t][i] = ((((i_ * 128) + (((i) >> 2) * 8 + thread_col + ((i) & 1))) < keys) ? product[t][i] : -INFINITY);
           }
-          // Run reduce_max.11  program.py:364
+          // Run reduce_max.11  program.py:338
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           {
@@ -504,31 +504,31 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
               for (int step = 1; step < 4; step *= 2)
                 max_[t][i] = fmaxf(max_[t][i], __shfl_xor_sync(0xffffffffu, max_[t][i], step));
           }
-          // Run max.14  program.py:365
+          // Run max.14  program.py:339
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 2; ++i)
               max_1[t][i] = fmaxf(acc[t][i], (max_[t][i] * 0.18033688011112042f));
-          // Run where.18  program.py:367
+          // Run where.18  program.py:341
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 2; ++i)
               where[t][i] = ((max_1[t][i] == -INFINITY) ? 0.0f : max_1[t][i]);
-          // Run exp2.20  program.py:368
+          // Run exp2.20  program.py:342
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 2; ++i)
               exp2[t][i] = exp2_fast((acc[t][i] - where[t][i]));
-          // Run exp2.24  program.py:369
+          // Run exp2.24  program.py:343
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 64; ++i)
               exp2_1[t][i] = exp2_fast(((product[t][i] * 0.18033688011112042f) - where[t][((i) >> 1 & 1)]));
-          // Run reduce_sum.26  program.py:370
+          // Run reduce_sum.26  program.py:344
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           {
@@ -542,25 +542,25 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
               for (int step = 1; step < 4; step *= 2)
                 sum[t][i] = (sum[t][i] + __shfl_xor_sync(0xffffffffu, sum[t][i], step));
           }
-          // Run add.27  program.py:370
+          // Run add.27  program.py:344
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 2; ++i)
               acc_1[t][i] = ((acc_1[t][i] * exp2[t][i]) + sum[t][i]);
-          // Run copy.28  program.py:371
+          // Run copy.28  program.py:345
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 2; ++i)
               acc[t][i] = max_1[t][i];
-          // Run cast.29  program.py:373
+          // Run cast.29  program.py:347
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
           for (int i = 0; i < 32; ++i)
               exp2_2[t][i] = pack_bf16(exp2_1[t][2 * i], exp2_1[t][2 * i + 1]);
-          // Run mul.30  program.py:374
+          // Run mul.30  program.py:348
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -570,7 +570,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
           barrier_wait(v_full + v_cursor.slot * 8, v_cursor.parity);
           const unsigned v_at = in_block(v_base) + v_cursor.slot * 16384;
           advance<2>(v_cursor);
-          // Issue mma.32  program.py:375
+          // Issue mma.32  program.py:349
           pin(acc_2);
           pin(exp2_2);
           wgmma_fence();
@@ -614,13 +614,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention(
       // Release q
       if (lane == 0) barrier_arrive(q_empty + q_oldest * 8);
       if (++q_oldest == 1) q_oldest = 0;
-      // Run where.37  program.py:377
+      // Run where.37  program.py:351
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
       for (int i = 0; i < 2; ++i)
           where_1[t][i] = ((acc_1[t][i] == 0.0f) ? 0.0f : rcp_fast(acc_1[t][i]));
-      // Run store.40  program.py:284
+      // Run store.40  program.py:256
       if (threadIdx.x % 128 == 0) store_wait_read<0>();
       if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
       if (0 + 0 < d) {

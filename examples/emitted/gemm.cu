@@ -254,9 +254,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm(
             // Acquire a_b
             barrier_wait(a_b_empty + a_b_cursor.slot * 8, a_b_cursor.parity ^ 1);
             barrier_expect(a_b_full + a_b_cursor.slot * 8, 58368);
-            // Fill load.1 into a_b  program.py:196
+            // Fill load.1 into a_b  program.py:176
             tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 0, &a_map, a_b_full + a_b_cursor.slot * 8, (i_ * 64), (m_tile * 200));
-            // Fill load.2 into a_b  program.py:198
+            // Fill load.2 into a_b  program.py:178
             tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 25600, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256), (i_ * 64));
             tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 33792, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256) + 64, (i_ * 64));
             tma_load_2d(a_b_base + a_b_cursor.slot * 58368 + 41984, &b_map, a_b_full + a_b_cursor.slot * 8, (n_tile * 256) + 128, (i_ * 64));
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm(
       const int n_tile = n_tile_place;
       float acc[2][100];
       int acc_live = 0;
-      // Run fill.0  program.py:191
+      // Run fill.0  program.py:171
       acc_live = 0;
       {
         const int i_start = 0, i_stop = ((k + 63) / 64);
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm(
           barrier_wait(a_b_full + a_b_cursor.slot * 8, a_b_cursor.parity);
           const unsigned a_b_at = in_block(a_b_base) + a_b_cursor.slot * 58368;
           advance<3>(a_b_cursor);
-          // Issue mma.3  program.py:200
+          // Issue mma.3  program.py:180
           pin(acc);
           wgmma_fence();
           wgmma_m64n200_bf16_ss_tn(acc[0], descriptor(0x2000640, 0x40000040, a_b_at + part * 16384), descriptor(0x10000, 0x40000040, a_b_at), acc_live);
@@ -328,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm(
               acc[t][i] = 0.0f;
         }
       }
-      // Run store.6  program.py:231
+      // Run store.6  program.py:211
       if (threadIdx.x % 128 == 0) store_wait_read<0>();
       if (part == 0) named_sync<1, 128>(); else named_sync<2, 128>();
       if ((n_tile * 256) + part * 128 < n && (m_tile * 200) + 0 < m) {

@@ -322,21 +322,21 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
             // Acquire q
             barrier_wait(q_empty + q_cursor.slot * 8, q_cursor.parity ^ 1);
             barrier_expect(q_full + q_cursor.slot * 8, 8192);
-            // Fill load.3 into q  task.py:70
+            // Fill load.3 into q  task.py:56
             tma_load_4d(q_base + q_cursor.slot * 8192 + 0, &q_map, q_full + q_cursor.slot * 8, 0, ((heads_tile * groups) / heads), (i_ * 64), batch_tile);
             // Publish q
             advance<4>(q_cursor);
             // Acquire k
             barrier_wait(k_empty + k_cursor.slot * 8, k_cursor.parity ^ 1);
             barrier_expect(k_full + k_cursor.slot * 8, 8192);
-            // Fill load.4 into k  task.py:70
+            // Fill load.4 into k  task.py:56
             tma_load_4d(k_base + k_cursor.slot * 8192 + 0, &k_map, k_full + k_cursor.slot * 8, 0, ((heads_tile * groups) / heads), (i_ * 64), batch_tile);
             // Publish k
             advance<4>(k_cursor);
             // Acquire v
             barrier_wait(v_empty + v_cursor.slot * 8, v_cursor.parity ^ 1);
             barrier_expect(v_full + v_cursor.slot * 8, 8192);
-            // Fill load.5 into v  task.py:74
+            // Fill load.5 into v  task.py:60
             tma_load_4d(v_base + v_cursor.slot * 8192 + 0, &v_map, v_full + v_cursor.slot * 8, (cols_tile * 64), heads_tile, (i_ * 64), batch_tile);
             // Publish v
             advance<4>(v_cursor);
@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
       float product[1][32];
       float product_1[1][32];
       unsigned where_1[1][16];
-      // Run fill.2  task.py:64
+      // Run fill.2  task.py:50
       #pragma unroll
       for (int t = 0; t < 1; ++t)
       #pragma unroll
@@ -386,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
         const int i_start = 0, i_stop = ((rows + 63) / 64);
         #pragma unroll 1
         for (int i_ = i_start; i_ < i_stop; ++i_) {
-          // Run cast.6  scalar.py:81
+          // Run cast.6  scalar.py:63
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -396,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(q_full + q_cursor.slot * 8, q_cursor.parity);
           const unsigned q_at = in_block(q_base) + q_cursor.slot * 8192;
           advance<4>(q_cursor);
-          // Issue mma.7  scalar.py:81
+          // Issue mma.7  scalar.py:63
           pin(product);
           pin(acc_1);
           wgmma_fence();
@@ -409,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           barrier_wait(k_full + k_cursor.slot * 8, k_cursor.parity);
           const unsigned k_at = in_block(k_base) + k_cursor.slot * 8192;
           advance<4>(k_cursor);
-          // Issue mma.8  scalar.py:82
+          // Issue mma.8  scalar.py:64
           pin(product_1);
           wgmma_fence();
           wgmma_m64n64_bf16_ss(product_1[0], descriptor(0x10000, 0x40000040, k_at), descriptor(0x10000, 0x40000040, q_at), 0);
@@ -420,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run mul.13  scalar.py:90
+          // Run mul.13  scalar.py:72
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -431,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           pin(product_1);
           // GroupSync
           named_sync<1, 128>();
-          // Run cast.14  scalar.py:91
+          // Run cast.14  scalar.py:73
           #pragma unroll
           for (int t = 0; t < 1; ++t)
           #pragma unroll
@@ -449,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // FencedGroupSync
           fence_async();
           named_sync<1, 128>();
-          // Issue mma.15  scalar.py:91
+          // Issue mma.15  scalar.py:73
           pin(product);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, where_1_staged), 1);
@@ -457,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000100, 0x40000040, v_at), descriptor(0x2000100, 0x40000040, where_1_staged), 1);
           wgmma_m64n64_bf16_ss_tt(product[0], descriptor(0x2000180, 0x40000040, v_at), descriptor(0x2000180, 0x40000040, where_1_staged), 1);
           wgmma_commit();
-          // Issue mma.16  scalar.py:92
+          // Issue mma.16  scalar.py:74
           pin(acc);
           wgmma_fence();
           wgmma_m64n64_bf16_ss_tt(acc[0], descriptor(0x2000000, 0x40000040, v_at), descriptor(0x2000000, 0x40000040, k_at), 1);
@@ -468,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) recurrent(
           // Join <= 1: product
           wgmma_wait<1>();
           pin(product);
-          // Run store.19  task.py:84
+          // Run store.19  task.py:70
           if (threadIdx.x % 128 == 0) store_wait_read<0>();
           named_sync<1, 128>();
           if ((cols_tile * 64) + 0 < e && (i_ * 64) + 0 < rows) {

@@ -149,13 +149,16 @@ template <class T, int kCount, class X> DEVICE void edge_line(Line<T, kCount>& x
   for (int h = 0; h < kCount; ++h) x.put(h, y);
 }
 
+// Of a load: nobody writes there while the kernel runs.
+#define READ_ONLY ".nc"
+
 // One access for each 16 bytes, or one of 8, 4 or 2, which the compiler leaves where it is: it would
 // move some of a row's loads behind the first use of others. What is read once passes by L1; what is
 // read `kHere` does not begin before a barrier in front of it.
 template <int kBytes, bool kOnce, bool kHere, class W>
 DEVICE void load_now(W* to, const void* from) {
   if constexpr (kBytes == 2) {
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
+    asm volatile("ld.global" READ_ONLY ".u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
   } else if constexpr (kBytes % 16 == 0) {
 #pragma unroll
     for (int s = 0; s < kBytes / 16; ++s) {
@@ -165,16 +168,16 @@ DEVICE void load_now(W* to, const void* from) {
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at) : "memory");
       else if constexpr (kOnce)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.global" READ_ONLY ".L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
       else
-        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.global" READ_ONLY ".v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
     }
   } else if constexpr (kBytes == 8) {
-    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+    asm volatile("ld.global" READ_ONLY ".v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
   } else {
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    asm volatile("ld.global" READ_ONLY ".u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
   }
 }
 
@@ -332,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         read_early<false>(lines0_at[i][s], from_lines0_at + s * 512, 0 + (s * 64 + thread_col) * 8, n, static_cast<unsigned>((m_tile * 2) + ((i) * 2 + thread_row)) < static_cast<unsigned>(m), 0.0f);
       }
     }
-    // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:113
+    // x_t: bf16[m=2, n=1024] = load x[(m_tile * 2) +2, 0 +1024] edge 0.0  program.py:77
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -340,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         values_of(&x_t[i][s * 8], lines0_at[i][s]);
       }
     }
-    // x_t_1: fp32[m=2, n=1024] = cast x_t  program.py:114
+    // x_t_1: fp32[m=2, n=1024] = cast x_t  program.py:78
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -348,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         x_t_1[i][j] = x_t[i][j];
       }
     }
-    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:198
+    // max: fp32[m=2] = reduce_max x_t_1 axis n  program.py:162
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -365,9 +368,9 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         (max_)[t] = (max_)[t] == -INFINITY ? 0.0f : (max_)[t];
       }
     }
-    // const: fp32[] = fill 1.4426950408889634  program.py:199
+    // const: fp32[] = fill 1.4426950408889634  program.py:163
     const_ = 1.4426950408889634f;
-    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:199
+    // mul: fp32[m=2, n=1024] = mul x_t_1, const  program.py:163
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -375,14 +378,14 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         mul[i][j] = (x_t_1[i][j] * const_);
       }
     }
-    // const_1: fp32[] = fill 1.4426950408889634  program.py:199
+    // const_1: fp32[] = fill 1.4426950408889634  program.py:163
     const_1 = 1.4426950408889634f;
-    // mul_1: fp32[m=2] = mul max, const_1  program.py:199
+    // mul_1: fp32[m=2] = mul max, const_1  program.py:163
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       mul_1[i] = (max_[i] * const_1);
     }
-    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:199
+    // sub: fp32[m=2, n=1024] = sub mul, mul_1  program.py:163
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -390,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         sub[i][j] = (mul[i][j] - mul_1[i]);
       }
     }
-    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:199
+    // exp2: fp32[m=2, n=1024] = exp2 sub  program.py:163
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -398,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         exp2[i][j] = exp2_fast(sub[i][j]);
       }
     }
-    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:200
+    // sum: fp32[m=2] = reduce_sum exp2 axis n  program.py:164
     {
       #pragma unroll
       for (int t = 0; t < 1; ++t) {
@@ -424,14 +427,14 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         (sum)[t] = of_row[t].sum;
       }
     }
-    // const_2: fp32[] = fill 1.0  program.py:201
+    // const_2: fp32[] = fill 1.0  program.py:165
     const_2 = 1.0f;
-    // div: fp32[m=2] = div const_2, sum  program.py:201
+    // div: fp32[m=2] = div const_2, sum  program.py:165
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       div[i] = __fdividef(const_2, sum[i]);
     }
-    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:201
+    // mul_2: fp32[m=2, n=1024] = mul exp2, div  program.py:165
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -439,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         mul_2[i][j] = (exp2[i][j] * (div[i] * share_of_sum[i]));
       }
     }
-    // mul_3: bf16[m=2, n=1024] = cast mul_2  program.py:119
+    // mul_3: bf16[m=2, n=1024] = cast mul_2  program.py:83
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll
@@ -447,7 +450,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) softmax(
         mul_3[i][j] = mul_2[i][j];
       }
     }
-    // store mul_3 y[(m_tile * 2) +2, 0 +1024]  program.py:119
+    // store mul_3 y[(m_tile * 2) +2, 0 +1024]  program.py:83
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       #pragma unroll

@@ -7,7 +7,6 @@ programs, which takes a third of a build's processor time.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 from functools import cache
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from warploom.errors import InputError, ToolMissing
 from warploom.runtime.bindings import one_line
-from warploom.toolchain import Tool, find
+from warploom.toolchain import Tool
 
 FOLDERS = ("lib", "lib64")
 
@@ -45,11 +44,7 @@ def beside(tool: Tool) -> ctypes.CDLL | None:
 
 @cache
 def installed() -> ctypes.CDLL:
-    """The NVRTC beside nvcc, or what NVIDIA's own packages find here; raises `ToolMissing` when
-    there is none."""
-    with contextlib.suppress(ToolMissing):
-        if (own := beside(find("nvcc"))) is not None:
-            return own
+    """The NVRTC that NVIDIA's own packages find here; raises `ToolMissing` when there is none."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
         return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from warploom.codegen.analysis.cluster_reduce import check_cluster_reductions
 from warploom.codegen.analysis.entry import block_threads, declared_threads
 from warploom.codegen.analysis.grid import cluster_axis
+from warploom.codegen.analysis.matmuls import held_rings
 from warploom.codegen.analysis.multicast import crosses_blocks
 from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, plain_parameters
 from warploom.codegen.analysis.role_code import RoleCode, overwritten, role_code
@@ -120,7 +121,8 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
             for op in program.ops()
             if op.kind != "mma" and op.id in placement.fusion.kept
             for ring in block.rings_read(op)
-        ),
+        )
+        | held_rings(block),
         _endings(placement, paths) if hopper and not plan.overlap_next_task else {},
         sums,
         role_code(block, loader, sums),

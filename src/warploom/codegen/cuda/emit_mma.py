@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from warploom.codegen.analysis.matmuls import instruction_columns
-from warploom.codegen.cuda.emit_staged import at_use, takes_turns
+from warploom.codegen.cuda.emit_staged import at_use, held_name, takes_turns
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import wgmma
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import Operand
 from warploom.codegen.ir.place import ROWS_PER_GROUP
+from warploom.codegen.ir.reads import SLOT_COLUMNS
 from warploom.tile import Op
 from warploom.tile.ops import TAKEN_OFF
 
@@ -29,35 +30,35 @@ def issue_lines(
     right = placement.operand(op, 1)
     left = None if from_registers else placement.operand(op, 0)
     transposed = (left is not None and not left.k_major, not right.k_major)
-    pieces = instruction_columns(placement, op)
-    calls: list[str] = []
-    for _, columns in pieces:
-        kind, off = a_var.type.dtype.name, op.value == TAKEN_OFF
-        name, text = wgmma(columns, kind, from_registers, transposed, off)
+    kind, off = a_var.type.dtype.name, op.value == TAKEN_OFF
+
+    def called(columns: int, registers: bool) -> str:
+        name, text = wgmma(columns, kind, registers, transposed, off)
         helpers[name] = text
-        calls.append(name)
-    into = c_name(op.dst.name)
-    lines = [f"pin({into});"]
-    if from_registers:
-        lines.append(f"pin({c_name(a_var.name)});")
-    lines.append("wgmma_fence();")
-    fresh = len(op.srcs) == 2
-    blocks = values.blocks(op.dst.type)
-    for step in range(right.steps):
-        for t in range(blocks):
-            if left is None:
-                a = f"&{c_name(a_var.name)}[{t}][{4 * step}]"
+        return name
+
+    into, steps = c_name(op.dst.name), right.steps
+    own, in_registers = c_name(a_var.name), steps if from_registers else 0
+    if not from_registers and (columns := block.launch.held_columns.get(a_var.name)):
+        own, in_registers = held_name(a_var), columns // SLOT_COLUMNS
+    lines = [f"pin({into});", *([f"pin({own});"] if in_registers else []), "wgmma_fence();"]
+    fresh, pieces = len(op.srcs) == 2, instruction_columns(placement, op)
+    for step in range(steps):
+        for t in range(values.blocks(op.dst.type)):
+            if left is None or step < in_registers:
+                a = f"&{own}[{t}][{4 * step}]"
             else:
                 a = _descriptor(block, op, a_var.name, left, step, t)
             accumulate = "1"
             if step == 0:
                 accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
-            for (first, columns), name in zip(pieces, calls, strict=True):
+            for first, columns in pieces:
                 b = _slot_descriptor(block, b_var.name, right, right.offset(step, first))
                 b = _of_part(block, op, 1, right, b)
                 sums = f"{into}[{t}]"
                 if len(pieces) > 1:
                     sums = f"some<{columns // 2}>({sums} + {first // 2})"
+                name = called(columns, step < in_registers)
                 lines.append(f"{name}({sums}, {a}, {b}, {accumulate});")
     lines.append("wgmma_commit();")
     if lazy:

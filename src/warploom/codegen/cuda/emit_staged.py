@@ -21,7 +21,7 @@ from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.reads import SLOT_COLUMNS
 from warploom.errors import InputError
-from warploom.tile import Op, Var
+from warploom.tile import Op, TileType, Var
 from warploom.tile.ops import NIBBLES
 
 Names = dict[str, str]
@@ -94,31 +94,30 @@ def _slot_reads(block: BlockProgram, values: Values, op: Op) -> list[str]:
     """The words of 16 columns of what an op reads from slots."""
     assert op.dst is not None
     kind = values.placement.oriented(op.dst.type)
-    first = values.first_row(kind.names[0], kind.shape[0])
-    row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
     begin = values.part_size(kind.names[1], kind.shape[1])
     col = f"part * {begin} + s * 16" if begin else "s * 16"
-    reads: list[str] = []
-    for var in values.placement.slots_read(op):
-        tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
-        base = f"{ring.name}_base"
-        # Reads need the block's number in a cluster, which descriptors must not have.
-        number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
-        deep = str(kind.names[0] == var.type.names[0]).lower()
-        words = f"{c_name(var.name)}_words"
-        if var.type.dtype.bytes == 1:
-            reads += [
-                f"unsigned short {words}[4];",
-                f"read_bytes<{tile.width}, {tile.rows}>({words}, {ring.name}_at + {buffer.offset}"
-                f"{number}, {row}, {col});",
-            ]
-            continue
-        reads += [
-            f"unsigned {words}[4];",
-            f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
-            f"{buffer.offset}{number}, {row}, {col});",
+    read = values.placement.slots_read(op)
+    return [line for var in read for line in _slot_read(block, values, var, kind, col)]
+
+
+def _slot_read(
+    block: BlockProgram, values: Values, var: Var, kind: TileType, col: str
+) -> list[str]:
+    """The words of 16 columns of a tile in a slot, for a tile of registers of that kind."""
+    tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
+    first = values.first_row(kind.names[0], kind.shape[0])
+    row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
+    base, words = f"{ring.name}_base", f"{c_name(var.name)}_words"
+    # Reads need the block's number in a cluster, which descriptors must not have.
+    number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
+    at = f"{words}, {ring.name}_at + {buffer.offset}{number}, {row}, {col}"
+    if var.type.dtype.bytes == 1:
+        return [
+            f"unsigned short {words}[4];",
+            f"read_bytes<{tile.width}, {tile.rows}>({at});",
         ]
-    return reads
+    deep = str(kind.names[0] == var.type.names[0]).lower()
+    return [f"unsigned {words}[4];", f"read_left<{tile.width}, {tile.rows}, {deep}>({at});"]
 
 
 def _from_words(values: Values, op: Op, names: Names) -> list[str]:
@@ -161,6 +160,35 @@ def moves_on(placement: Placement, op: Op) -> bool:
     right = all(one.kind == "mma" and one.srcs[0] != op.dst for one in readers)
     whole = placement.staged[name].cols % SLOT_COLUMNS == 0
     return right and whole and not placement.transposed(op.dst.type)
+
+
+def held_name(var: Var) -> str:
+    """The registers that have the first columns of a loaded first operand of matmuls."""
+    return f"{c_name(var.name)}_held"
+
+
+def held_lines(block: BlockProgram, values: Values, ring: Ring) -> list[str]:
+    """Read what a ring's slot has of the launch plan's `held_columns` into registers."""
+    lines: list[str] = []
+    for op in block.placement.program.ops():
+        columns = block.launch.held_columns.get(op.srcs[0].name, 0) if op.kind == "mma" else 0
+        if not columns or block.home(op.srcs[0].name)[0] != ring:
+            continue
+        assert op.dst is not None
+        var, kind = op.srcs[0], values.placement.oriented(op.dst.type)
+        own, steps, blocks = held_name(var), columns // SLOT_COLUMNS, values.blocks(op.dst.type)
+        words = f"{c_name(var.name)}_words"
+        lines += [
+            f"unsigned {own}[{blocks}][{4 * steps}];",
+            *unrolled("t", blocks),
+            *unrolled("s", steps),
+            "{",
+            *indent(_slot_read(block, values, var, kind, "s * 16")),
+            "  #pragma unroll",
+            f"  for (int i = 0; i < 4; ++i) {own}[t][4 * s + i] = {words}[i];",
+            "}",
+        ]
+    return lines
 
 
 def hand_lines(values: Values, var: Var) -> list[str]:

@@ -23,6 +23,7 @@ from warploom.codegen.cuda.emit_staged import (
     fenced_as_met,
     from_slots_lines,
     hand_lines,
+    held_lines,
     moves_on,
     stage_lines,
     take_lines,
@@ -151,6 +152,7 @@ class StepLines:
             f"{ring.slot_bytes};",
             *vectors_of(ring),
             f"advance<{ring.depth}>({name}_cursor);",
+            *held_lines(self.block, self.values, ring),
         ]
 
     def _release(self, step: steps.Release, turns: bool = False) -> list[str]:

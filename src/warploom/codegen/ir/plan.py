@@ -71,6 +71,9 @@ class LaunchPlan:
     store_warps     warps of the loading group copy what loops add to global memory (`add=True`):
                     one for each compute group, which writes its panels and goes on
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
+    held_columns    of first operands of matmuls that are loaded once a task, by tile variable: so
+                    many of the columns that matmuls contract stay in registers, 16 a step, and
+                    shared memory is read for the others alone
     staged_slots    slots of an operand that all groups leave a part of in shared memory; with two,
                     taken in turn, the groups meet once before they read it, and not also before
                     they write it
@@ -92,6 +95,8 @@ class LaunchPlan:
                     one (`passes.overlap`)
     hold_arithmetic  what is computed before a wait for matmuls stays before it, where the compiler
                     would move it behind the wait
+    start_behind_wait  a matmul that would start between what makes its operand and a wait for those
+                    before it starts behind the wait: its place in their queue may hold the warp up
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
@@ -128,6 +133,7 @@ class LaunchPlan:
     store_over: str = ""
     store_warps: bool = False
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
+    held_columns: Mapping[str, int] = field(default_factory=dict[str, int])
     staged_slots: int = 1
     fence_at_meeting: bool = False
     divided: bool = False
@@ -139,6 +145,7 @@ class LaunchPlan:
     overlap_next_task: bool = False
     early_release: bool = False
     hold_arithmetic: bool = False
+    start_behind_wait: bool = False
     resident: int = 1
     abreast: int = 1
     reads_ahead: bool = False

@@ -17,7 +17,7 @@ from warploom.codegen.analysis.hazards import (
     next_iteration,
 )
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, Section, Straight
-from warploom.codegen.ir.steps import Step
+from warploom.codegen.ir.steps import Issue, Join, Run, Step
 from warploom.tile import Op
 
 
@@ -26,9 +26,10 @@ def joins(block: BlockProgram) -> BlockProgram:
 
     *requires*  pipelines without joins
     *before -> after*  `Issue u; Issue v; Run f(u)` -> `Issue u; Issue v; Join <= 1; Run f(u)`
-    *keeps*  every step and its order; no matmul is unfinished where a section begins or ends
+    *keeps*  every step and its order, but for starts of matmuls that the launch plan wants behind
+             a wait (`start_behind_wait`); no matmul is unfinished where a section begins or ends
     """
-    effects = effects_of(block)
+    effects, behind = effects_of(block), block.launch.start_behind_wait
 
     def change(role: Role, section: Section) -> list[Section]:
         if not role.computes:
@@ -38,7 +39,8 @@ def joins(block: BlockProgram) -> BlockProgram:
                 steps, queues = insert_joins(effects, section.steps, EMPTY)
                 return [Straight((*steps, *join_all(effects, queues)[0]))]
             case Pipeline():
-                return [_joined(effects, section)]
+                joined = _joined(effects, section)
+                return [replace(joined, steady=_behind_waits(joined.steady)) if behind else joined]
             case Scheduled():
                 return [section]
 
@@ -90,6 +92,16 @@ def _steady(
         if grown == entries:
             return (*block, *last), entries, exits
         entries = grown
+
+
+def _behind_waits(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Steps in which a matmul between what makes its operand and a wait starts behind the wait."""
+    result = list(steps)
+    for place, (made, start, wait) in enumerate(zip(steps, steps[1:], steps[2:], strict=False)):
+        if isinstance(made, Run) and isinstance(start, Issue) and isinstance(wait, Join):
+            behind = replace(wait, count=wait.count - 1), start
+            result[place + 1 : place + 3] = behind if wait.count else (start, wait)
+    return tuple(result)
 
 
 def _read_outside(effects: Effects, body: Sequence[object]) -> frozenset[str]:

@@ -293,20 +293,18 @@ def _backward(
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
         scores, slope = capped(config, left @ queries)
-        if config.written.taken:
-            grad = zeros(keys=bk, rows=bq) - delta
-            grad += right @ grads
-        else:
-            grad = right @ grads
+        grad = _weights_change(config, right, grads, delta)
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
         if config.masked:
             scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.power * LOG2E) - base)
+        if config.written.first:
+            dv += weights.cast(config.dtype) @ grads
         inner = grad if config.written.taken else grad - delta
         changed = weights * inner
         change = (changed if slope is None else changed * slope).cast(config.dtype)
-        # Behind dS, so that its matmul runs beside the groups' meeting.
-        dv += weights.cast(config.dtype) @ grads
+        if not config.written.first:  # its matmul runs beside the groups' meeting
+            dv += weights.cast(config.dtype) @ grads
         if config.written.behind:
             dk += change @ queries
         dq = wide @ change if config.transposed else change @ columns
@@ -330,6 +328,16 @@ def _kept(config: BackwardConfig, keys: Tile, values: Tile) -> tuple[Tile, Tile]
     if not config.written.kept:
         return keys, values
     return keys.copy(), values.copy() if config.depth == 64 else values
+
+
+def _weights_change(config: BackwardConfig, values: Tile, grads: Tile, delta: Tile) -> Tile:
+    """dP, from which D is taken off already where the style says so."""
+    if not config.written.taken:
+        return values @ grads
+    rows, keys = config.tile
+    grad = zeros(keys=keys, rows=rows) - delta
+    grad += values @ grads
+    return grad
 
 
 def capped(config: BackwardConfig, scores: Tile) -> tuple[Tile, Tile | None]:
@@ -410,11 +418,13 @@ def backward_policy(config: BackwardConfig) -> Policy:
         tile_scheduler="static" if static else "dynamic",
         supergroup=0 if shared_out else config.band,
         grouped="row" if shared_out else "all",
+        held_columns=config.held_columns,
         staged_slots=2,
         fence_at_meeting=True,
         in_turn=config.written.turns,
         store_warps=True,
         hold_arithmetic=config.written.held,
+        start_behind_wait=config.written.first,
         reverse=("tasks_tile" if config.packed else "keys_tile",) if backwards else (),
     )
     order = "lcsf-early" if config.causal else "lcsf"

@@ -41,6 +41,7 @@ class Style(NamedTuple):
     turns   groups make dq in turn, each the whole of it, and not each a part
     behind  dq's matmul comes behind dk's
     held    exponentials stay before the wait for dP
+    first   dv's matmul starts before dS is made, beside which it runs
     kept    k stays in registers as the first operand of the matmul that makes S, and at head size
             64, where a block has half as many rows then, v as that of dP's
     wide    at head size 64, tiles of 192 keys and three groups
@@ -53,6 +54,7 @@ class Style(NamedTuple):
     held: bool = False
     kept: bool = False
     wide: bool = False
+    first: bool = False
 
 
 PLAIN = Style()
@@ -63,27 +65,23 @@ STYLES: dict[tuple[int, bool], Style] = {
     (64, True): Style(apart=True),
     (96, False): Style(turns=True, behind=True, kept=True),
     (96, True): Style(turns=True, behind=True, kept=True),
-    (128, False): Style(turns=True),
-    (128, True): Style(taken=True),
+    (128, False): Style(turns=True, behind=True, held=True, first=True),
+    (128, True): Style(turns=True, behind=True, held=True, first=True),
 }
 # From so many keys on: shorter sequences end with larger parts of tiles, or begin more loops.
 LONG_KEYS = 4096
 LONG_STYLES: dict[tuple[int, bool], Style] = {
     (64, False): Style(turns=True, behind=True, kept=True),
     (64, True): Style(turns=True, behind=True, wide=True),
-    (128, False): Style(turns=True, behind=True, held=True),
-    (128, True): Style(turns=True, behind=True, held=True),
 }
 # Of packed sequences under a causal mask, whatever their lengths.
 PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
-# Of groups without a causal mask, of windows by whether there is one, and of sums that have one
-# order.
-GROUPED = {128: Style(turns=True, behind=True, held=True)}
+# Of windows, by whether there is a causal mask, and of sums that have one order.
 WINDOWED = {
     (64, False): Style(taken=True),
     (64, True): Style(turns=True, behind=True, wide=True),
     (128, False): Style(taken=True, held=True),
-    (128, True): Style(taken=True, held=True),
+    (128, True): Style(turns=True, behind=True, first=True),
 }
 IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
@@ -94,6 +92,7 @@ IN_TURN = 4
 PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
+HELD_COLUMNS = {"v_t": 32}  # that registers are left for, by tile, where dv's matmul comes first
 CUT_DEPTHS = 96, 128  # at 64 a list of tasks costs as much as it saves
 CUT_BLOCKS = 24  # blocks of rows that an SM must be spared for pieces to pay
 LONG = (192, 256)  # padded head sizes of `backward_passes`
@@ -228,9 +227,12 @@ class BackwardConfig:
         elif self.packed or self.softcap:
             alone = self.causal and self.group == 1 and not self.softcap
             found = PACKED_STYLES.get(self.depth) if alone else PLAIN
-        elif self.group > 1 and not self.causal:
-            found = GROUPED.get(self.depth, found)
         return self.style or found or PLAIN
+
+    @property
+    def held_columns(self) -> dict[str, int]:
+        """Columns of k and v that stay in registers, by tile, beside those of `Style.kept`."""
+        return HELD_COLUMNS if self.written.first and self.written.held else {}
 
     @property
     def sum_depth(self) -> int:
@@ -333,7 +335,8 @@ def packed_for(
     heads = max(PACKED_HEADS.get(config.depth, 1), min(MOST_HEADS, 1 << few.bit_length() >> 1))
     band = 0 if config.deterministic else math.gcd(kv_heads, heads)
     if longest >= LONG_KEYS and config.causal and _plain(config):
-        config = replace(config, style=LONG_STYLES.get((config.depth, True)))
+        key = config.depth, True
+        config = replace(config, style=LONG_STYLES.get(key) or STYLES.get(key))
     return replace(config, band=band, sms=sms)
 
 

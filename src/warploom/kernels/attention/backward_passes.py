@@ -86,14 +86,14 @@ def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) 
         rows = span(i * bq, bq)
         queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, e)
         scores, slope = capped(config, key_tile @ queries)
+        grad = None if value_tile is None else value_tile @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (TILE, j * TILE), size("keys"))
         scores[:] = where(seen, scores, -math.inf)
         base = load(rest["base"], batch, head, rows)
         weights = exp2(scores * (config.power * LOG2E) - base)
-        if value_tile is None:
+        if grad is None:
             sums += weights.cast(config.dtype) @ grads
         else:
-            grad = value_tile @ grads
             delta = load(rest["delta"], batch, head, rows)
             change = weights * (grad - delta)
             change = change if slope is None else change * slope
