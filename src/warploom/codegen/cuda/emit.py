@@ -309,8 +309,10 @@ class Printer:
 
     @property
     def _copying(self) -> int:
-        """How many warps copy panels: one a group, or one the room that groups have in turn."""
-        return self.plan.store_warps * (1 if self.plan.in_turn else self.parts)
+        """How many warps copy panels: one a group, or one the room that groups have in turn, unless
+        copies have an order: then those of a group wait while the next one's begin."""
+        ordered = any(op.turn is not None for op in self.program.ops())
+        return self.plan.store_warps * (1 if self.plan.in_turn and not ordered else self.parts)
 
     def _carriers(self) -> list[str]:
         """The warps of the loading group that copy what the compute groups leave in panels."""

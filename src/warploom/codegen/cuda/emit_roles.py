@@ -128,9 +128,11 @@ class StepCode(StepLines):
                 map_name = self.facts.parameters.stores.get(op.id, "")
                 store = store_of(path, map_name, self.values, op, names, self.helpers)
                 copy = carried_lines(store, self.helpers)
+                start, step = c_index(loop.start), f"++{counter}"
+                if store.alternates:
+                    start, step = f"{start} + part", f"{counter} += {self.parts}"
                 lines += [
-                    f"for (int {counter} = {c_index(loop.start)}; "
-                    f"{counter} < {c_index(loop.stop)}; ++{counter}) {{",
+                    f"for (int {counter} = {start}; {counter} < {c_index(loop.stop)}; {step}) {{",
                     *indent(copy),
                     "}",
                 ]

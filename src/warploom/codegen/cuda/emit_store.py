@@ -50,18 +50,23 @@ def carried_lines(store: Store, helpers: dict[str, str]) -> list[str]:
         count = element_of(turn.counts, turn.at, store.names)
         adders = 1 if store.panels.in_turn else store.values.placement.parts
         number = f"{c_index(turn.number, store.names)} * {adders}"
-        before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
+        # While the group makes its part: what the counter says takes long to get here.
+        before = [
+            f"if (lane == 0) turn_wait({count}, {number});  // every group adds its part in turn"
+        ]
         behind = [f"  turn_pass({count});"]
+    room = "" if store.alternates else " + part * 8"  # groups in turn have one, whoever copies
     return [
+        *before,
         "barrier_wait(carried_full + part * 8, carried_parity);",
         "carried_parity ^= 1;",
+        "__syncwarp();  // or lanes that have not looked yet miss two phases, once they are free",
         "if (lane == 0) {",
-        *before,
         "  fence_async();  // here and not in the group, which it would hold up",
         *store.copies(),
         "  store_commit();",
         "  store_wait_read<0>();",
-        "  barrier_arrive(carried_empty + part * 8);",
+        f"  barrier_arrive(carried_empty{room});",
         *behind,
         "}",
     ]
@@ -126,6 +131,13 @@ class Store:
         self.slots, self.step = panels.slots, panels.slot_bytes
         self.base = "panels" if panels.in_turn else f"panels + part * {panels.group_bytes}"
 
+    @property
+    def alternates(self) -> bool:
+        """Whether each group has a warp that copies what it leaves in the one room that groups have
+        in turn: while one waits until its copy is complete and passes its turn on, another copies.
+        """
+        return self.panels.in_turn and self.op.turn is not None
+
     def lines(self) -> list[str]:
         """All panels of the tile."""
         return self._at_once() if self.panels.at_once else self._in_turn()
@@ -133,12 +145,13 @@ class Store:
     def handed(self) -> list[str]:
         """All panels, each in its slot, for the warp that copies them (`carried_lines`)."""
         in_turn = self.panels.in_turn
+        own = " + part * 8" if not in_turn or self.alternates else ""
         return [
             # In turn the others have waited for the last copy before they met.
             *([] if in_turn else [carried_wait(self.values.placement), "carried_parity ^= 1;"]),
             *self.written(),
             "__syncwarp();",
-            f"if (lane == 0) barrier_arrive(carried_full{'' if in_turn else ' + part * 8'});",
+            f"if (lane == 0) barrier_arrive(carried_full{own});",
         ]
 
     def copies(self) -> list[str]:

@@ -600,6 +600,8 @@ static void run_blocks(int first, int count) {
   const int all = count * each;
   std::vector<int> order(all);
   std::vector<char> late((all + 31) / 32);
+  int apart = -1;  // a warp of each block, of which some lanes wait until nothing else goes on
+  u32 behind = 0;
   for (int f = 0; f < all; ++f) order[f] = f;
   for (int turn = 0, stuck = 0; alive && fault.empty(); ++turn) {
     events(false);
@@ -607,9 +609,19 @@ static void run_blocks(int first, int count) {
     // Warps fall behind now and then.
     if (turn % 16 == 0) for (char& one : late) one = random_of() % 4 == 0;
     bool moved = more_to_come();
+    // Lanes fall behind lanes, for long: the first, which does what one lane does, or all others, of
+    // a warp that has given registers away. Those that compute are kept together by wgmma.
+    if (stuck % 50 == 49 || turn % 4096 == 64) {
+      behind = random_of() % 2 ? 1u : ~1u;
+      std::vector<int> loading;
+      for (int w = 0; w * 32 < each; ++w)
+        if (const int held = threads[w * 32].held; held && held < 65536 / each / 8 * 8) loading.push_back(w);
+      apart = loading.empty() ? -1 : loading[random_of() % loading.size()];
+    }
     for (int f : order) {
       Thread& one = threads[f];
       if (one.done || late[f / 32]) continue;
+      if (f % each / 32 == apart && behind >> f % 32 & 1) continue;
       if (one.wait.ready && !one.wait.ready(one.wait.what, one.wait.value)) continue;
       one.wait.ready = nullptr;
       const unsigned number = first + f / each;

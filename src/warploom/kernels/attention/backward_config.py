@@ -76,19 +76,24 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
 }
 # Of packed sequences under a causal mask, whatever their lengths.
 PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
-# Of windows, by whether there is a causal mask, and of sums that have one order.
+# By whether there is a causal mask, of windows and of sums that have one order.
 WINDOWED = {
     (64, False): Style(taken=True),
     (64, True): Style(turns=True, behind=True, wide=True),
     (128, False): Style(taken=True, held=True),
     (128, True): Style(turns=True, behind=True, first=True),
 }
-IN_ORDER = {64: Style(taken=True), 128: Style(held=True)}
+IN_ORDER = {
+    (64, False): Style(turns=True, behind=True),
+    (64, True): Style(turns=True, behind=True, wide=True),
+    (128, False): Style(turns=True, behind=True, held=True),
+    (128, True): Style(turns=True, behind=True, held=True),
+}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
 LEAST_HEADS = {64: 4}
-IN_TURN = 4
+IN_TURN = 2
 PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
@@ -221,7 +226,7 @@ class BackwardConfig:
         """How its loop is written."""
         found = STYLES.get((self.depth, self.causal))
         if self.deterministic:
-            found = IN_ORDER.get(self.depth)
+            found = IN_ORDER.get((self.depth, self.causal))
         elif self.window is not None:
             found = WINDOWED.get((self.depth, self.causal))
         elif self.packed or self.softcap:
@@ -357,5 +362,6 @@ def _band(config: BackwardConfig, rows: int) -> int:
     if config.causal == in_turn:
         return 0
     least = IN_TURN if in_turn else LEAST_HEADS.get(config.depth, 1)
-    heads = max(least, min(MOST_HEADS, 1 << max(1, BAND // rows).bit_length() - 1))
+    together = BAND * 128 // config.depth if in_turn else BAND
+    heads = max(least, min(MOST_HEADS, 1 << max(1, together // rows).bit_length() - 1))
     return heads if heads > 1 else 0
