@@ -60,7 +60,7 @@ PARTS = (2, 3, 4, 6, 8, 12, 16)
 ADDED = (4, 128)
 ADDING = SimtSchedule("rows of parts", 128, 32, 4, LaunchPlan(persistent=False, dependent=True))
 WHOLE = 1 << 20  # rows of tasks: no program has as many
-PANELS = (1, 3, 4)
+PANELS, PLAIN_PANELS = (1, 3, 4), 2  # a task that begins early sets one
 PANEL_ROWS = range(24, 104, 8)
 DEPTHS = range(2, 9)
 LOADERS = (32, 40)  # registers of a loading thread that computes many addresses
@@ -322,7 +322,7 @@ _VALUES: Mapping[str, Callable[[Program], Sequence[object]]] = {
     "slices": lambda program: SLICES if sliceable(program) else (),
     "parts": _parts,
     "task": _tasks,
-    "panels": lambda program: PANELS,
+    "panels": lambda program: (*PANELS, *([PLAIN_PANELS] if loaded_once(program) else [])),
     "rows": lambda program: PANEL_ROWS if stored_across(program) else (),
     "store": lambda program: ("direct", *(["over"] if loaded_once(program) else [])),
     "release": lambda program: ("early",) if loaded_once(program) else (),
