@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom import toolchain
+from warploom.codegen.compile.arrival_image import with_waits
 from warploom.codegen.compile.entry_image import with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
@@ -39,12 +40,16 @@ from warploom.runtime import nvrtc
 from warploom.runtime.in_turn import InTurn
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
 from warploom.tables import html_table
 from warploom.tile import Program
 from warploom.tile.ops import OPS
 
 SCHEMA = "warploom.kernel"
 VERSION = 1
+IMAGES = 2  # version of what becomes of the compiler's images
+ARRIVE = "mbarrier.arrive"  # in the text of a kernel whose warps arrive at barriers
 AFTER = "after"  # the folder of a second kernel
 ARCHITECTURES = ("sm_90a",)
 GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
@@ -252,7 +257,8 @@ def compile_source(
         known = dict.fromkeys((*architectures, *ARCHITECTURES, *SM80_ARCHITECTURES))
         raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(known)}")
     folder = cache_folder() / "cubin"
-    stem = hashlib.sha256(f"{arch} {source.file} {source.text}".encode()).hexdigest()[:32]
+    told = f"{IMAGES} {arch} {source.file} {source.text}"
+    stem = hashlib.sha256(told.encode()).hexdigest()[:32]
     try:
         tool = toolchain.find("nvcc")
     except ToolMissing:
@@ -270,13 +276,23 @@ def compile_source(
         _judge(source, arch, resources, allow)
         return kept, resources
     cubin, resources = _run(tool, source, arch)
-    if source.declared_threads:
-        cubin = with_entry(cubin, source.threads)
+    cubin = _finished(cubin, source)
     # What has a fault is kept too: who then tries another schedule need not find it out again.
     keep(image, cubin)
     keep(report, json.dumps(asdict(resources)).encode())
     _judge(source, arch, resources, allow)
     return cubin, resources
+
+
+def _finished(image: bytes, source: CudaSource) -> bytes:
+    """What the compiler left as it is to run: arrivals wait for loads, a block begins with all its
+    threads."""
+    if not source.declared_threads and ARRIVE not in source.text:
+        return image
+    cubin = parse(image, source.name)
+    kernel = decode(cubin)
+    image = with_waits(cubin, kernel).data
+    return with_entry(image, kernel, source.threads) if source.declared_threads else image
 
 
 def _resources(data: dict[str, Any]) -> Resources:

@@ -17,8 +17,8 @@ from warploom.codegen.analysis.entry import entry_registers
 from warploom.errors import CheckFailed
 from warploom.sass.decode import nvinfo
 from warploom.sass.decode.branches import relative_target
-from warploom.sass.decode.cubin import WORD_BYTES, parse
-from warploom.sass.decode.kernel import Instruction, Kernel, decode
+from warploom.sass.decode.cubin import WORD_BYTES
+from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.resources import UNIFORM_BASE
 
 LIMIT_RECORD, THREADS_RECORD = 0x1B, 0x05  # EIATTR_MAXREG_COUNT (a value), EIATTR_MAX_THREADS
@@ -27,12 +27,11 @@ RECORDS = 3
 CHANGE = "USETMAXREG"
 
 
-def with_entry(image: bytes, threads: int) -> bytes:
-    """The cubin of one kernel, compiled for fewer threads, as one for `threads`.
+def with_entry(image: bytes, kernel: Kernel, threads: int) -> bytes:
+    """The cubin of a kernel that was compiled for fewer threads as one for `threads`.
 
     Raises `CheckFailed` when the kernel names a register at entry that such a block does not have.
     """
-    kernel = decode(parse(image, "the image"))
     registers = entry_registers(threads)
     check_entry(kernel, registers)
     data, changed = bytearray(image), 0

@@ -7,7 +7,7 @@ is proved done by any later operation of its pipe (a pipe completes in order).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -60,9 +60,9 @@ def before_issue(state: State, item: Instruction) -> State:
     return frozenset(entry for entry in state if not entry.mask & waited) if waited else state
 
 
-def step(kernel: Kernel, state: State, item: Instruction) -> State:
-    """What is open after `item` issued."""
-    opened = tuple(_left_open(item))
+def step(kernel: Kernel, of: Collection[str] | None, state: State, item: Instruction) -> State:
+    """What is open after `item` issued; of instructions `of` these names alone, where given."""
+    opened = tuple(_left_open(item)) if of is None or item.base in of else ()
     if not state and not opened:
         return state
     control, pipe = item.control, item.effects.info.pipe
@@ -85,9 +85,9 @@ def step(kernel: Kernel, state: State, item: Instruction) -> State:
     return frozenset(after)
 
 
-def walk(kernel: Kernel) -> Iterator[tuple[Instruction, State]]:
+def walk(kernel: Kernel, of: Collection[str] | None = None) -> Iterator[tuple[Instruction, State]]:
     """Every instruction on every way to it, with what may be open before it."""
-    return states(kernel, frozenset[Unsettled](), partial(step, kernel), State.union)
+    return states(kernel, frozenset[Unsettled](), partial(step, kernel, of), State.union)
 
 
 def conflicts(

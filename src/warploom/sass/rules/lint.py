@@ -23,7 +23,7 @@ from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.opcodes import UNKNOWN
 from warploom.sass.decode.operand_slots import SLOT_NAMES, SLOTS, slot_registers
 from warploom.sass.decode.resources import UNIFORM_BASE, resource_name
-from warploom.sass.flow import inflight, kept, outstanding, pools
+from warploom.sass.flow import arrivals, inflight, kept, outstanding, pools
 from warploom.sass.flow.dependence import Hazard
 from warploom.sass.flow.distances import exclusive, key_of, spread
 from warploom.sass.flow.latency import table_for
@@ -68,6 +68,10 @@ RULES: Final[Mapping[str, RuleInfo]] = {
     "ASYNC_FENCE": RuleInfo(
         "a matrix instruction uses a register with no WARPGROUP.ARRIVE since its write", DATAFLOW
     ),
+    "ARRIVAL": RuleInfo(
+        "a warp arrives at a barrier in shared memory while a load from there is on its way",
+        DATAFLOW,
+    ),
     "REGISTER_POOL": RuleInfo(
         "a register is touched that the warp has given back (setmaxnreg)", DATAFLOW
     ),
@@ -106,6 +110,7 @@ def lint(kernel: Kernel) -> list[LintFinding]:
         *_reuse(kernel),
         *_early_waits(kernel),
         *_scoreboards(kernel),
+        *_arrivals(kernel),
         *_asynchronous(kernel),
         *_latencies(kernel),
         *_pools(kernel),
@@ -170,6 +175,11 @@ def _scoreboards(kernel: Kernel) -> Iterator[LintFinding]:
             yield from _unsettled(kernel, item, open_entry, hazard)
 
 
+def _missing(mask: int) -> str:
+    numbers = [str(number) for number in range(NO_SCOREBOARD) if mask >> number & 1]
+    return f"no wait for scoreboard {' or '.join(numbers)}" if numbers else "no scoreboard set"
+
+
 def _unsettled(
     kernel: Kernel, item: Instruction, entry: outstanding.Unsettled, hazard: Hazard
 ) -> Iterator[LintFinding]:
@@ -177,16 +187,25 @@ def _unsettled(
         return
     producer = kernel.instructions[entry.producer]
     register = resource_name(entry.resource)
-    numbers = [str(number) for number in range(NO_SCOREBOARD) if entry.mask >> number & 1]
-    missing = f"no wait for scoreboard {' or '.join(numbers)}" if numbers else "no scoreboard set"
     if hazard is Hazard.WAR and producer.control.read_sb == NO_SCOREBOARD:
         reason = f"overwrites {register} that {producer} reads; only distance protects it"
         yield _finding("DISTANCE_ALONE", item, reason, producer, (register,))
         return
     verb = {Hazard.RAW: "reads", Hazard.WAW: "overwrites", Hazard.WAR: "overwrites"}[hazard]
     what = "still reads" if hazard is Hazard.WAR else "still writes"
+    missing = _missing(entry.mask)
     reason = f"{verb} {register} while {producer} {what} it on some path: {missing} in between"
     yield _finding("SCOREBOARD_WAIT", item, reason, producer, (register,))
+
+
+def _arrivals(kernel: Kernel) -> Iterator[LintFinding]:
+    """Arrivals that may give a slot back before a load has read it."""
+    for index, loads in arrivals.early(kernel).items():
+        masks = {one.producer: one.mask for one in loads}
+        for producer, mask in sorted(masks.items()):
+            load = kernel.instructions[producer]
+            reason = f"{load} is on its way: {_missing(mask)} in between"
+            yield _finding("ARRIVAL", kernel.instructions[index], reason, load)
 
 
 def _asynchronous(kernel: Kernel) -> Iterator[LintFinding]:

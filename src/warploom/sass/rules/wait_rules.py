@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.arrivals import LOADS, arrives
 from warploom.sass.flow.distances import exclusive
 from warploom.sass.flow.liveness import Later
 from warploom.sass.flow.scoreboard import (
@@ -85,6 +86,8 @@ class WaitTracker:
         }
         for other, resource in conflicts.values():
             self._protect(other, item, resource)
+        if arrives(item):
+            self._keep_read(item)
         for access in item.effects.writes:
             # What follows is tied to this writer, which is itself tied to the older ones. A
             # WARPGROUP instruction only names the registers of its group.
@@ -154,6 +157,13 @@ class WaitTracker:
         if exclusive(producer, item):
             return
         self._keep_distance(other, item, resource)
+
+    def _keep_read(self, item: Instruction) -> None:
+        """Loads that an arrival comes behind stay done before it."""
+        for other in self.items:
+            load = self.kernel.instructions[other.pending.producer]
+            if other.cleared and other.pending.release == "W" and load.base in LOADS:
+                self._protect(other, item, load.effects.writes[0].resource)
 
     def _keep_distance(self, other: _Open, item: Instruction, resource: int) -> None:
         """No wait covers the pair: it keeps its distance, its waits and its pipe's order."""
