@@ -18,8 +18,9 @@ from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, 
 from warploom.codegen.analysis.role_code import RoleCode, overwritten, role_code
 from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout, kept_rings
 from warploom.codegen.analysis.stores import STORES, StorePath, store_paths
-from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, steps_of
 from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.steps import Release, Wait
 from warploom.codegen.ir.targets import check_threads, check_types
 from warploom.errors import InputError
 from warploom.tile import Op
@@ -52,6 +53,7 @@ class KernelFacts:
     kept         rings that are filled once a block (`shared_layout.kept_rings`)
     crossing     rings with a tile that is multicast over the cluster
     read_by_lanes  rings with a tile that a group also reads into registers
+    cursors      the ring whose cursor a ring has in the groups, where several go together
     endings      loops that all roles leave out where the store behind them has no rows, by index
     overwritten  sums that the first matmul overwrites
     loader       the code of the role that copies
@@ -68,6 +70,7 @@ class KernelFacts:
     kept: frozenset[str]
     crossing: frozenset[str]
     read_by_lanes: frozenset[str]
+    cursors: Mapping[str, str]
     endings: Mapping[str, Ending]
     overwritten: frozenset[str]
     loader: RoleCode
@@ -123,12 +126,31 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
             for ring in block.rings_read(op)
         )
         | held_rings(block),
+        _cursors(block) if plan.one_cursor else {},
         _endings(placement, paths) if hopper and not plan.overlap_next_task else {},
         sums,
         role_code(block, loader, sums),
         next((role_code(block, role, sums) for role in block.roles if role.transposes), None),
         tuple(role_code(block, role, sums) for role in _distinct(block)),
     )
+
+
+def _cursors(block: BlockProgram) -> dict[str, str]:
+    """The first of the rings that go together, by ring: those that all groups wait for and give
+    back once in each iteration of one loop, as many slots each."""
+    role, *others = _distinct(block)
+    steps = [step for section in role.sections for step in steps_of(section)]
+    taken = [step.ring for step in steps if isinstance(step, Wait)]
+    found: dict[str, str] = {}
+    for section in () if others else role.sections:
+        if not isinstance(section, Pipeline) or section.depth or section.skip:
+            continue
+        given = [step.ring for step in section.steady if isinstance(step, Release)]
+        first: dict[int, str] = {}
+        for step in section.steady:
+            if isinstance(step, Wait) and taken.count(step.ring) == given.count(step.ring) == 1:
+                found[step.ring] = first.setdefault(block.ring(step.ring).depth, step.ring)
+    return found
 
 
 def _endings(placement: Placement, paths: Mapping[int, StorePath]) -> dict[str, Ending]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.reads import SLOT_COLUMNS
 from warploom.errors import InputError
 from warploom.tile import Op
 
@@ -33,7 +32,7 @@ def instruction_columns(placement: Placement, op: Op) -> list[tuple[int, int]]:
 
 
 def held_rings(block: BlockProgram) -> frozenset[str]:
-    """The rings with a tile whose first columns groups hold in registers (`held_columns`).
+    """The rings with a tile of which groups hold columns in registers (`held_steps`).
 
     Raises `InputError` where the tile is not loaded once a task, or not of 16 bits and the first
     operand of matmuls that contract its columns.
@@ -41,7 +40,7 @@ def held_rings(block: BlockProgram) -> frozenset[str]:
     placement, found = block.placement, set[str]()
     program = placement.program
     often = {name for loop in program.loops() for name in block.filled_in(loop)}
-    for name, columns in block.launch.held_columns.items():
+    for name, steps in block.launch.held_steps.items():
         readers = [op for op in program.ops() if op.kind == "mma" and op.srcs[0].name == name]
         tiles = [op.dst for op in program.ops() if op.dst is not None and op.dst.name == name]
         ring = block.home(name)[0].name if readers and placement.is_shared(tiles[0]) else ""
@@ -49,13 +48,12 @@ def held_rings(block: BlockProgram) -> frozenset[str]:
         if not held or not all(
             op.srcs[0].type.dtype.bytes == 2
             and placement.operand(op, 0).k_major
-            and columns in range(SLOT_COLUMNS, placement.operand(op, 0).depth + 1, SLOT_COLUMNS)
+            and set(steps) <= set(range(placement.operand(op, 0).steps))
             for op in readers
         ):
             raise InputError(
-                f"launch plan: held_columns={{{name!r}: {columns}}}: expected a tile of 16 bits, "
-                "loaded once a task, that is the first operand of matmuls, and a multiple of "
-                f"{SLOT_COLUMNS} of the columns that they contract"
+                f"launch plan: held_steps={{{name!r}: {steps}}}: expected a tile of 16 bits that "
+                "is loaded once a task, the first operand of matmuls, and steps that they have"
             )
         found.add(ring)
     return frozenset(found)

@@ -279,7 +279,10 @@ class Printer:
                 f"const unsigned {name}_at = in_block({name}_base);",
             ]
         lines += [
-            f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self._moving_rings()
+            f"Cursor {r.name}_cursor;"
+            + (f" unsigned {r.name}_oldest = 0;" if r.name not in self.facts.cursors else "")
+            for r in self._moving_rings()
+            if self.facts.cursors.get(r.name, r.name) == r.name
         ]
         if self.reduces:
             lines.append("unsigned reduce_parity = 0;")

@@ -10,7 +10,6 @@ from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import Operand
 from warploom.codegen.ir.place import ROWS_PER_GROUP
-from warploom.codegen.ir.reads import SLOT_COLUMNS
 from warploom.tile import Op
 from warploom.tile.ops import TAKEN_OFF
 
@@ -38,15 +37,15 @@ def issue_lines(
         return name
 
     into, steps = c_name(op.dst.name), right.steps
-    own, in_registers = c_name(a_var.name), steps if from_registers else 0
-    if not from_registers and (columns := block.launch.held_columns.get(a_var.name)):
-        own, in_registers = held_name(a_var), columns // SLOT_COLUMNS
+    own, in_registers = c_name(a_var.name), tuple(range(steps)) if from_registers else ()
+    if not from_registers and (held := block.launch.held_steps.get(a_var.name)):
+        own, in_registers = held_name(a_var), held
     lines = [f"pin({into});", *([f"pin({own});"] if in_registers else []), "wgmma_fence();"]
     fresh, pieces = len(op.srcs) == 2, instruction_columns(placement, op)
     for step in range(steps):
         for t in range(values.blocks(op.dst.type)):
-            if left is None or step < in_registers:
-                a = f"&{own}[{t}][{4 * step}]"
+            if left is None or step in in_registers:
+                a = f"&{own}[{t}][{4 * in_registers.index(step)}]"
             else:
                 a = _descriptor(block, op, a_var.name, left, step, t)
             accumulate = "1"
@@ -58,7 +57,7 @@ def issue_lines(
                 sums = f"{into}[{t}]"
                 if len(pieces) > 1:
                     sums = f"some<{columns // 2}>({sums} + {first // 2})"
-                name = called(columns, step < in_registers)
+                name = called(columns, step in in_registers)
                 lines.append(f"{name}({sums}, {a}, {b}, {accumulate});")
     lines.append("wgmma_commit();")
     if lazy:

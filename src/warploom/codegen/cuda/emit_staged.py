@@ -168,26 +168,27 @@ def held_name(var: Var) -> str:
 
 
 def held_lines(block: BlockProgram, values: Values, ring: Ring) -> list[str]:
-    """Read what a ring's slot has of the launch plan's `held_columns` into registers."""
+    """Read what a ring's slot has of the launch plan's `held_steps` into registers."""
     lines: list[str] = []
-    for op in block.placement.program.ops():
-        columns = block.launch.held_columns.get(op.srcs[0].name, 0) if op.kind == "mma" else 0
-        if not columns or block.home(op.srcs[0].name)[0] != ring:
+    products = [op for op in block.placement.program.ops() if op.kind == "mma"]
+    for op in {op.srcs[0].name: op for op in products}.values():
+        held = block.launch.held_steps.get(op.srcs[0].name)
+        if not held or block.home(op.srcs[0].name)[0] != ring:
             continue
         assert op.dst is not None
-        var, kind = op.srcs[0], values.placement.oriented(op.dst.type)
-        own, steps, blocks = held_name(var), columns // SLOT_COLUMNS, values.blocks(op.dst.type)
-        words = f"{c_name(var.name)}_words"
-        lines += [
-            f"unsigned {own}[{blocks}][{4 * steps}];",
-            *unrolled("t", blocks),
-            *unrolled("s", steps),
-            "{",
-            *indent(_slot_read(block, values, var, kind, "s * 16")),
-            "  #pragma unroll",
-            f"  for (int i = 0; i < 4; ++i) {own}[t][4 * s + i] = {words}[i];",
-            "}",
-        ]
+        var, kind, blocks = op.srcs[0], values.placement.oriented(op.dst.type), values.blocks
+        own, words = held_name(var), f"{c_name(var.name)}_words"
+        lines.append(f"unsigned {own}[{blocks(op.dst.type)}][{4 * len(held)}];")
+        for place, step in enumerate(held):
+            read = _slot_read(block, values, var, kind, str(step * SLOT_COLUMNS))
+            lines += [
+                *unrolled("t", blocks(op.dst.type)),
+                "{",
+                *indent(read),
+                "  #pragma unroll",
+                f"  for (int i = 0; i < 4; ++i) {own}[t][{4 * place} + i] = {words}[i];",
+                "}",
+            ]
     return lines
 
 

@@ -146,12 +146,18 @@ class StepLines:
                 f"{ring.slot_bytes};",
                 *([f"advance<{ring.depth}>({cursor});"] if cursor.startswith(name + "_c") else []),
             ]
+        slot, phase, moves = f"{name}_cursor.slot", f"{name}_cursor.parity", True
+        head: list[str] = []
+        if of := self.facts.cursors.get(name):
+            moves = of == name
+            head = [f"const unsigned {of}_slot = {slot}, {of}_phase = {phase};"] if moves else []
+            slot, phase = f"{of}_slot", f"{of}_phase"
         return [
-            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
-            f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
-            f"{ring.slot_bytes};",
+            *head,
+            f"barrier_wait({name}_full + {slot} * 8, {phase});",
+            f"const unsigned {name}_at = in_block({name}_base) + {slot} * {ring.slot_bytes};",
             *vectors_of(ring),
-            f"advance<{ring.depth}>({name}_cursor);",
+            *([f"advance<{ring.depth}>({name}_cursor);"] if moves else []),
             *held_lines(self.block, self.values, ring),
         ]
 
@@ -159,7 +165,8 @@ class StepLines:
         ring, name = self.block.ring(step.ring), step.ring
         if name in self.facts.kept:
             return []
-        bar = f"{name}_empty + {name}_{'slot' if turns else 'oldest'} * 8"
+        of = self.facts.cursors.get(name, name if turns else "")
+        bar = f"{name}_empty + {f'{of}_slot' if of else f'{name}_oldest'} * 8"
         if name in self.facts.crossing:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
         else:
@@ -171,7 +178,7 @@ class StepLines:
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.block.placement.groups)]
         if name in self.facts.read_by_lanes:
             stored.append("__syncwarp();  // every lane has read its part of the slot")
-        if turns:
+        if of:
             return [*stored, arrive]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 

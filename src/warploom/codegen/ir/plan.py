@@ -71,9 +71,11 @@ class LaunchPlan:
     store_warps     warps of the loading group copy what loops add to global memory (`add=True`):
                     one for each compute group, which writes its panels and goes on
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
-    held_columns    of first operands of matmuls that are loaded once a task, by tile variable: so
-                    many of the columns that matmuls contract stay in registers, 16 a step, and
-                    shared memory is read for the others alone
+    one_cursor      rings that take a slot in every iteration of a loop, as many slots each, have
+                    one cursor in the groups: fewer instructions between its matmuls
+    held_steps      of first operands of matmuls that are loaded once a task, by tile variable: of
+                    the columns that matmuls contract, 16 a step, those of these steps stay in
+                    registers, and shared memory is read for the others alone
     staged_slots    slots of an operand that all groups leave a part of in shared memory; with two,
                     taken in turn, the groups meet once before they read it, and not also before
                     they write it
@@ -133,7 +135,8 @@ class LaunchPlan:
     store_over: str = ""
     store_warps: bool = False
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
-    held_columns: Mapping[str, int] = field(default_factory=dict[str, int])
+    one_cursor: bool = False
+    held_steps: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     staged_slots: int = 1
     fence_at_meeting: bool = False
     divided: bool = False
@@ -245,6 +248,8 @@ class LaunchPlan:
         axis, blocks = launch["cluster"]
         launch["cluster"] = (str(axis), int(blocks))
         launch["reverse"] = tuple(launch["reverse"])
+        held: Mapping[str, list[int]] = launch.get("held_steps") or {}
+        launch["held_steps"] = {name: tuple(steps) for name, steps in held.items()}
         return cls(**launch)
 
 

@@ -97,7 +97,8 @@ IN_TURN = 2
 PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
-HELD_COLUMNS = {"v_t": 32}  # that registers are left for, by tile, where dv's matmul comes first
+# Of 16 columns of k and v, by tile, that registers are left for where dv's matmul comes first.
+HELD_STEPS = {"v_t": (0, 1)}
 CUT_DEPTHS = 96, 128  # at 64 a list of tasks costs as much as it saves
 CUT_BLOCKS = 24  # blocks of rows that an SM must be spared for pieces to pay
 LONG = (192, 256)  # padded head sizes of `backward_passes`
@@ -235,9 +236,9 @@ class BackwardConfig:
         return self.style or found or PLAIN
 
     @property
-    def held_columns(self) -> dict[str, int]:
-        """Columns of k and v that stay in registers, by tile, beside those of `Style.kept`."""
-        return HELD_COLUMNS if self.written.first and self.written.held else {}
+    def held_steps(self) -> dict[str, tuple[int, ...]]:
+        """What of k and v stays in registers, by tile, beside that of `Style.kept`."""
+        return HELD_STEPS if self.written.first and self.written.held else {}
 
     @property
     def sum_depth(self) -> int:

@@ -39,6 +39,13 @@ from warploom.tile import (
 TILE = 128  # rows or keys of a task, of two groups
 # Rows or keys of a block: what of it lies in shared memory has two slots.
 BLOCKS = {"values": 64, "keys": 32, "queries": 32}
+# Of 16 columns of what a task loads once, by tile, that registers are left for: these take half of
+# the shared memory that matmuls of few columns need.
+HELD_STEPS = {
+    "values": {"k_t": tuple(range(0, 16, 2))},
+    "keys": {"k_t": tuple(range(6)), "v_t": tuple(range(6))},
+    "queries": {"q_t": (0, 2, 5, 8, 10, 13), "do_t": (0, 2, 5, 8, 10, 13)},
+}
 ARRAYS = {
     "values": "q do k dv base",
     "keys": "q do k v dk base delta",
@@ -56,6 +63,12 @@ def one_pass(config: BackwardConfig, part: str) -> Program:
 def pass_policy(config: BackwardConfig, part: str) -> Policy:
     """Program order; the longest tasks of a causal mask come first, of a band of heads."""
     by_rows = part == "queries"
+    depths = {"k_t": config.depth, "q_t": config.depth}
+    held = {
+        tile: tuple(step for step in steps if 16 * step < depths.get(tile, config.value_depth))
+        for tile, steps in HELD_STEPS[part].items()
+        if not config.softcap  # whose slopes take the registers
+    }
     launch = LaunchPlan(
         split="rows" if by_rows else "keys",
         tile_scheduler="dynamic" if config.causal else "static",
@@ -63,8 +76,11 @@ def pass_policy(config: BackwardConfig, part: str) -> Policy:
         grouped="all",
         reverse=("rows_tile",) if config.causal and by_rows else (),
         store_panels=1,
+        held_steps=held,
+        hold_arithmetic=by_rows,
     )
-    return Policy("multistage", launch, groups=TILE // 64, vectors=not by_rows)
+    order = "lcsf-early" if part == "keys" else "multistage"
+    return Policy(order, launch, groups=TILE // 64, vectors=not by_rows)
 
 
 def _keys(config: BackwardConfig, q: Array, do: Array, k: Array, **rest: Array) -> None:
