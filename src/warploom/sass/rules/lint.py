@@ -78,6 +78,11 @@ RULES: Final[Mapping[str, RuleInfo]] = {
     "LATENCY": RuleInfo(
         "a fixed-latency result is used earlier than any compiler ever lets it be", MINED
     ),
+    "PREVIOUS_GRID": RuleInfo(
+        "memory is read as never changing before the kernel has waited for the previous grid",
+        DATAFLOW,
+        NOTE,
+    ),
     "DISTANCE_ALONE": RuleInfo(
         "a source is overwritten with only issue distance to protect it", DATAFLOW, NOTE
     ),
@@ -114,6 +119,7 @@ def lint(kernel: Kernel) -> list[LintFinding]:
         *_asynchronous(kernel),
         *_latencies(kernel),
         *_pools(kernel),
+        *_before_previous_grid(kernel),
         *_unknown(kernel),
     ]
     unique = dict.fromkeys(found)
@@ -320,6 +326,20 @@ def _pools(kernel: Kernel) -> Iterator[LintFinding]:
             names = tuple(resource_name(register) for register in beyond)
             reason = f"touches {names[0]}, the warp has {registers} registers here"
             yield _finding("REGISTER_POOL", item, reason, registers=names)
+
+
+def _before_previous_grid(kernel: Kernel) -> Iterator[LintFinding]:
+    """Loads of memory that never changes in front of the wait for a grid that may still write it:
+    where the source has them behind it, ptxas moved them."""
+    waits = [item for item in kernel.instructions if item.base == "ACQBULK"]
+
+    def step(ahead: int, item: Instruction) -> int:
+        return 0 if item.base == "ACQBULK" else ahead
+
+    for item, ahead in states(kernel, 1, step, int.__or__) if waits else ():
+        if ahead and item.base == "LDG" and "CONSTANT" in item.line.opcode:
+            reason = f"may read what the previous grid has not written yet; it waits at {waits[0]}"
+            yield _finding("PREVIOUS_GRID", item, reason, waits[0])
 
 
 def _unknown(kernel: Kernel) -> Iterator[LintFinding]:
