@@ -47,6 +47,8 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x80-prefetch-early-optimistic-split",
         "128x128-pingpong-overlap-early-optimistic",
         "128x112-pingpong-overlap-early-optimistic",
+        "128x128-pingpong-overlap-early-optimistic-panels2",
+        "128x112-pingpong-overlap-early-optimistic-panels2",
     ),
     "d128 causal": (
         "128x128-dynamic16-cooperative",
@@ -58,6 +60,8 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-dynamic16-overlap",
         "128x128-dynamic16-pingpong-overlap-early-optimistic",
         "128x128-raster4-pingpong-overlap-early-optimistic",
+        "128x128-dynamic16-overlap-early-optimistic-panels2",
+        "128x128-raster4-pingpong-overlap-early-optimistic-panels2",
     ),
     "d64": (
         "192x128-prefetch",
@@ -71,9 +75,11 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x64-two-per-sm-serial",
         "128x128-pingpong-overlap-early-optimistic",
         "128x112-pingpong-overlap-early-optimistic",
+        "128x128-pingpong-overlap-early-optimistic-depth3",
     ),
     "d64 causal": (
         "128x64-two-per-sm-serial",
+        "128x64-two-per-sm-prefetch-serial-depth3",
         "192x128-serpentine",
         "192x128-serpentine-early-optimistic",
         "128x128-dynamic16-overlap-early-optimistic",
@@ -84,12 +90,14 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x128-serial-split",
         "192x112-early-optimistic-split",
         "192x112-overlap-early-optimistic",
+        "192x112-overlap-early-optimistic-panels2",
     ),
     "d96 causal": (
         "128x128-dynamic16-cooperative",
         "192x128-serpentine1-serial",
         "192x112-serpentine1-early-optimistic",
         "128x128-dynamic16-overlap-early-optimistic",
+        "128x128-dynamic16-overlap-early-optimistic-panels2",
     ),
     "d256": (
         "128x64",

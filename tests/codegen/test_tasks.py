@@ -6,19 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from warploom.autosched.schedules import Policy, schedule_for
+from warploom.autosched.schedules import Policy, compiled, schedule_for
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.simt import frame
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.barriers import TaskRing
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
+from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode_all
+from warploom.sass.rules.lint import lint
 from warploom.tile import E4M3, interpret
 
 from .programs import attention_case
@@ -173,6 +178,39 @@ def test_every_role_waits_for_the_previous_grid_before_it_reads_or_writes(once, 
     ahead = roles[0][: roles[0].index("wait_previous_grid();")]
     assert ("tma_fetch_4d(&k_map" in ahead) == ("number_now(lengths_data" in ahead) == (fetched > 0)
     assert all("tma_fetch" not in role for role in roles[1:])
+
+
+def dependent(name):
+    """A kernel that begins early: sums of parts, or a product with a vector and a load a lane."""
+    if name == "bias":
+        program = gemm(GemmConfig(bias=True, activation="gelu"))
+        policy = Policy("inflight", LaunchPlan(split="m", dependent=True), groups=2)
+        return build(program, schedule_for(program, policy))
+    config = DecodeConfig(head_dim=64, group=4, page=16, few=True, once=True)
+    if name == "parts":
+        return compiled(combine(config, 8), combine_schedule(config, 8))
+    return compiled(decode(config), decode_policy(config))
+
+
+@pytest.mark.parametrize("name", ["parts", "keys", "bias"])
+def test_machine_code_loads_nothing_before_the_previous_grid_has_ended(name):
+    """Loads of memory that never changes would be moved there, whatever the source says."""
+    (kernel,) = decode_all(parse(dependent(name).cubin, name)).values()
+    opcodes = [item.line.opcode for item in kernel.instructions]
+    loads = [opcode for opcode in opcodes if opcode.startswith("LDG")]
+    assert loads and not any("CONSTANT" in opcode for opcode in loads)
+    ahead = opcodes[: opcodes.index("ACQBULK")]
+    assert all("STRONG" in opcode for opcode in ahead if opcode.startswith("LDG"))
+
+
+def test_lint_names_a_load_in_front_of_that_wait(monkeypatch):
+    """Planted fault: what joins decode's parts, written as if nobody wrote them."""
+    (right,) = decode_all(parse(dependent("parts").cubin, "right")).values()
+    pointer = frame.pointer_to
+    monkeypatch.setattr(frame, "DEPENDENT", {})
+    monkeypatch.setattr(frame, "pointer_to", lambda one, written, _: pointer(one, written, False))
+    (wrong,) = decode_all(parse(dependent("parts").cubin, "wrong")).values()
+    assert not lint(right) and {one.rule for one in lint(wrong)} == {"PREVIOUS_GRID"}
 
 
 REFUSED = {

@@ -145,7 +145,7 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
     got = simulate(block, arrays, seed=4)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
     text = emit(block).text
-    assert "__shfl_sync(0xffffffffu, __ldg(tiles_data" in text, "what a task reads is uniform"
+    assert "__shfl_sync(0xffffffffu, GIVEN(tiles_data" in text, "what a task reads is uniform"
     assert "if (row_bounds_read + " in text.replace("((", "(").replace("((", "(")
 
 

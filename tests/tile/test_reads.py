@@ -185,7 +185,7 @@ def test_threads_read_numbers_for_ranges_and_bounds(tmp_path):
     assert footprints(program, arrays)["y"].written.all()
     source = emit_simt(program, simt(program), "sm_90")
     # A number of another iteration gives other sums.
-    other = replace(source, text=source.text.replace("= __ldg(pages_data + i_)", "= 1"))
+    other = replace(source, text=source.text.replace("= GIVEN(pages_data + i_)", "= 1"))
     assert other.text != source.text
     library = emulate.compile_all([source, other], tmp_path)
     got = [emulate.run(library, n, s, program, arrays) for n, s in enumerate((source, other))]
