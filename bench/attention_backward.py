@@ -77,12 +77,10 @@ STYLES = {
     ),
     96: (PLAIN, Style(turns=True, behind=True, kept=True)),
     128: (
-        Style(turns=True),
         Style(taken=True),
-        Style(held=True),
-        Style(taken=True, held=True),
-        Style(turns=True, held=True),
         Style(turns=True, behind=True, held=True),
+        Style(turns=True, behind=True, first=True),
+        Style(turns=True, behind=True, held=True, first=True),
     ),
 }
 Call = Callable[[], Any]

@@ -520,7 +520,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "backward-96": lambda: gradients("main", 300, 300, head_dim=96, causal=True),
     "backward-96-finish": lambda: gradients("finish", 300, 300, head_dim=96, causal=True),
     "backward-96-full": lambda: gradients("main", 200, 300, head_dim=96),
-    # As from `LONG_KEYS` keys on: operands in registers, tiles of 192 keys, exponentials held.
+    # As from `LONG_KEYS` keys on: operands in registers, tiles of 192 keys.
     **{
         f"backward-long-{d}{'-causal' * causal}": lambda d=d, causal=causal: gradients(
             "main", 300, 300, head_dim=d, causal=causal, style=LONG_STYLES[d, causal]

@@ -53,6 +53,13 @@ CASES = {
         1,
     ),
     "held": (BackwardConfig(group=2), 132, 200, 2),
+    "first": (
+        BackwardConfig(causal=True, style=Style(turns=True, behind=True, held=True, first=True)),
+        332,
+        400,
+        1,
+    ),
+    "first-of-each": (BackwardConfig(style=Style(taken=True, first=True)), 132, 200, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
     "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
@@ -202,6 +209,13 @@ def test_exponentials_stay_before_the_wait_for_what_they_do_not_need():
         powers = [n for n, name in enumerate(code) if name == "MUFU.EX2"]
         before[held] = sum(n < waits[1] for n in powers), len(powers)
     assert before[True] == (32, 32) and before[False][0] < 8
+
+
+@pytest.mark.parametrize("held", [{"q_t": (0,)}, {"v_t": (8,)}, {"acc": (0,)}])
+def test_columns_stay_in_registers_of_what_a_task_loads_once_alone(held):
+    program, schedule, *_ = planned(main_case("first"), held_steps=held)
+    with pytest.raises(InputError, match="held_steps"):
+        emit(lower(program, schedule))
 
 
 @pytest.fixture(scope="module")

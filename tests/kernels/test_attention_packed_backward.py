@@ -17,8 +17,8 @@ from warploom.codegen.passes.lower import lower, verified
 from warploom.errors import InputError
 from warploom.kernels.attention.backward import dealt
 from warploom.kernels.attention.backward_config import (
-    LONG_STYLES,
     PLAIN,
+    STYLES,
     TILE_FIELDS,
     BackwardConfig,
     packed_for,
@@ -41,7 +41,7 @@ CASES = {
     ),
     "wide": (BackwardConfig(head_dim=64, causal=True), (220, 0, 30), (250, 40, 30), 2),
     "kept": (BackwardConfig(head_dim=96, causal=True), (90, 70), (200, 70), 1),
-    "long": (BackwardConfig(causal=True, style=LONG_STYLES[128, True]), (90, 70), (200, 70), 1),
+    "long": (BackwardConfig(causal=True, style=STYLES[128, True]), (90, 70), (200, 70), 1),
     "window": (BackwardConfig(head_dim=80, causal=True, window=50), (100, 60), (100, 90), 1),
 }
 
@@ -198,7 +198,7 @@ def test_packed_heads_that_are_too_long_are_refused():
 def test_long_causal_sequences_have_the_style_of_long_dense_ones():
     config = BackwardConfig(causal=True, packed=True)
     long, short = (packed_for(config, 9000, 16, 132, longest) for longest in (4096, 4095))
-    assert long.written == LONG_STYLES[128, True] and short.written == PLAIN
+    assert long.written == STYLES[128, True] and short.written == PLAIN
     grouped = replace(config, group=2)
     assert packed_for(grouped, 9000, 8, 132, 4096).written == PLAIN
     assert replace(config, head_dim=64).tile == (64, 192)
