@@ -50,7 +50,7 @@ def test_the_image_begins_with_what_its_blocks_have(source):
     named = [a.resource for i in kernel.instructions for a in i.effects.writes if a.resource < 255]
     assert max(named) >= 128
     check_entry(kernel, 128)
-    assert with_entry(cubin.data, 512) == cubin.data
+    assert with_entry(cubin.data, kernel, 512) == cubin.data
 
 
 def test_an_image_that_lacks_a_record_is_refused(source):
@@ -67,7 +67,7 @@ def test_an_image_that_lacks_a_record_is_refused(source):
             assert image[at] == record.attribute
             broken = image[:at] + b"\x7f" + image[at + 1 :]
             with pytest.raises(CheckFailed, match="2 records of its entry, expected 3"):
-                with_entry(broken, 512)
+                with_entry(broken, decode(parse(image)), 512)
             refused += 1
     assert refused == 3
 
