@@ -62,6 +62,18 @@ CASES = {
     "first-of-each": (BackwardConfig(style=Style(taken=True, first=True)), 132, 200, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
     "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
+    "alternating": (
+        BackwardConfig(deterministic=True, style=Style(turns=True, behind=True)),
+        300,
+        300,
+        1,
+    ),
+    "alternating-three": (
+        BackwardConfig(head_dim=64, causal=True, deterministic=True, style=LONG_STYLES[64, True]),
+        300,
+        400,
+        1,
+    ),
     "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
     "padded": (BackwardConfig(head_dim=80, causal=True), 100, 200, 1),
     "wide": (BackwardConfig(head_dim=96), 132, 200, 1),
@@ -243,6 +255,13 @@ TURNING = {
     "no-wait-for-copies": (r"barrier_wait\(carried_empty, [^;]*;(?=\n +// Meet)", (0, 1)),
     "no-wait-for-last-copies": (r"barrier_wait\(carried_empty, [^;]*;(?=\n +if)", (0, 1)),
 }
+# of warps that copy what groups leave in turn, in an order of all tasks
+ALTERNATING = {
+    "no-wait-for-panels": (r"barrier_wait\(carried_full[^;]*;", (0, 1)),
+    "lanes-apart": (r"__syncwarp\(\);(?=  // or lanes)", (0, 1)),
+    "no-turn-passed": (r"turn_pass\([^;]*;", (0, 1)),
+    "no-room-given-back": (r"barrier_arrive\(carried_empty\);", (0, 1)),
+}
 FAULTS = {
     "no-meeting": (r"named_sync<5, 256>\(\);", (0, 1)),
     "no-group-that-shares": (r"named_sync<[12], 128>\(\);", (0, 1)),
@@ -255,8 +274,12 @@ FAULTS = {
 }
 
 
+BROKEN = {"full": FAULTS, "whole": TURNING, "alternating": ALTERNATING}
+
+
 @pytest.mark.parametrize(
-    ("case", "fault"), [*(("full", x) for x in FAULTS), *(("whole", x) for x in TURNING)]
+    ("case", "fault"),
+    [(case, fault) for case, faults in BROKEN.items() for fault in faults],
 )
 def test_what_is_left_out_is_noticed(kernels, case, fault):
     _, made, sources = kernels
@@ -264,7 +287,7 @@ def test_what_is_left_out_is_noticed(kernels, case, fault):
     program, _, values, want, config = made[place]
     source = sources[place]
     body = source.text.index('extern "C"')
-    pattern, (which, turns) = (FAULTS if case == "full" else TURNING)[fault]
+    pattern, (which, turns) = BROKEN[case][fault]
     number = count()
     text = source.text[:body] + re.sub(
         pattern, lambda m: ";" if next(number) % turns == which else m[0], source.text[body:]
@@ -306,7 +329,7 @@ def test_stores_that_no_warp_can_copy_are_refused(plan):
 
 
 def test_a_store_in_turn_needs_a_warp_that_waits():
-    program, schedule, *_ = planned(main_case("deterministic"), store_warps=False)
+    program, schedule, *_ = planned(main_case("deterministic"), store_warps=False, in_turn=False)
     with pytest.raises(InputError, match="a store in turn needs store_warps"):
         emit(lower(program, schedule))
 
