@@ -86,8 +86,10 @@ WINDOWED = {
 IN_ORDER = {
     (64, False): Style(turns=True, behind=True),
     (64, True): Style(turns=True, behind=True, wide=True),
-    (128, False): Style(turns=True, behind=True, held=True),
-    (128, True): Style(turns=True, behind=True, held=True),
+    (96, False): STYLES[96, False],
+    (96, True): STYLES[96, True],
+    (128, False): Style(turns=True, behind=True, first=True),
+    (128, True): Style(turns=True, behind=True, first=True),
 }
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
@@ -227,7 +229,7 @@ class BackwardConfig:
         """How its loop is written."""
         found = STYLES.get((self.depth, self.causal))
         if self.deterministic:
-            found = IN_ORDER.get((self.depth, self.causal))
+            found = PLAIN if self.softcap else IN_ORDER.get((self.depth, self.causal))
         elif self.window is not None:
             found = WINDOWED.get((self.depth, self.causal))
         elif self.packed or self.softcap:
