@@ -17,6 +17,7 @@ from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
 from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
 from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
 from warploom.codegen.cuda.emit_roles import StepCode
+from warploom.codegen.cuda.emit_staged import kept_places
 from warploom.codegen.cuda.emit_steps import raw_cursor
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
@@ -376,6 +377,8 @@ class Printer:
             ]
             if common and self.plan.staged_slots > 1:
                 lines.append(f"unsigned {name}_turn = 0;  // bytes to the slot of the iteration")
+                if self.plan.kept_places:
+                    lines += kept_places(self.steps.values, name)
         return lines
 
     def _tasks(self, code: RoleCode) -> list[str]:

@@ -281,12 +281,18 @@ def fenced_as_met(block: BlockProgram, name: str) -> bool:
 
 
 def stage_lines(
-    values: Values, op: Op, names: Names, fence: bool, slot: int = 0, later: bool = False
+    values: Values,
+    op: Op,
+    names: Names,
+    fence: bool,
+    slot: int = 0,
+    later: bool = False,
+    kept: bool = False,
 ) -> list[str]:
     """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it. In a
     region of all groups it is fenced here, or `later` as they meet; what is in a group's own, the
     steps around it see to (`passes.group_syncs`). `slot`: bytes of one, where the tile has two in
-    turn."""
+    turn; `kept`: the places in them stand in registers (`kept_places`)."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
     if values.placement.transposed(op.dst.type):
@@ -303,10 +309,11 @@ def stage_lines(
     room, place = _staged_place(values, op, matrices, turn if slot else "", fence)
     if matrices:
         words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
+        to = f"{op.dst.name}_places[t][s] + {turn}" if kept else f"{room}({place})"
         lines = [
             *head,
             *unrolled("s", tile.cols * size // MATRIX_BYTES),
-            f"    stmatrix({room}({place}), {words});",
+            f"    stmatrix({to}, {words});",
         ]
     else:
         word = values.word(op.dst, "t", "i", names)
@@ -319,6 +326,22 @@ def stage_lines(
         *([f"{turn} ^= {slot};"] if slot else []),
         *lines,
         *(["fence_async();"] if common and fence and not later else []),
+    ]
+
+
+def kept_places(values: Values, name: str) -> list[str]:
+    """Where a lane writes its parts of a staged tile in the first of two slots. What a shuffle
+    gives, ptxas keeps, and does not work out again in every iteration."""
+    op = next(o for o in values.placement.program.ops() if o.dst is not None and o.dst.name == name)
+    assert op.dst is not None
+    tile, blocks = values.placement.staged[name], values.blocks(op.dst.type)
+    count = tile.cols * op.dst.type.dtype.bytes // MATRIX_BYTES
+    room, place = _staged_place(values, op, True)
+    return [
+        f"unsigned {name}_places[{blocks}][{count}];",
+        *unrolled("t", blocks),
+        *unrolled("s", count),
+        f"    {name}_places[t][s] = __shfl_sync(0xffffffffu, {room}({place}), lane);",
     ]
 
 

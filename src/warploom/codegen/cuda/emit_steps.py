@@ -226,7 +226,8 @@ class StepLines:
         if name in self.block.placement.staged:
             slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
             later = fenced_as_met(self.block, name)
-            copied = stage_lines(values, op, names, self.fences, slot, later)
+            kept = self.plan.kept_places and bool(slot)
+            copied = stage_lines(values, op, names, self.fences, slot, later, kept)
         read = self.block.placement.slots_read(op)
         if any(len(var.type.axes) == 2 for var in read):
             lines = from_slots_lines(self.block, values, [op], names)

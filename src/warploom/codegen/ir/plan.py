@@ -79,6 +79,8 @@ class LaunchPlan:
     staged_slots    slots of an operand that all groups leave a part of in shared memory; with two,
                     taken in turn, the groups meet once before they read it, and not also before
                     they write it
+    kept_places     with two slots, the places of a lane's parts of such an operand are worked out
+                    once, and stay in registers
     fence_at_meeting  with two slots, groups fence what they wrote as they meet, not behind the
                     writes, where the fence holds up matmuls that come between
     divided         what has no part of the split rows and depends on a matmul is made by one group
@@ -138,6 +140,7 @@ class LaunchPlan:
     one_cursor: bool = False
     held_steps: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     staged_slots: int = 1
+    kept_places: bool = False
     fence_at_meeting: bool = False
     divided: bool = False
     in_turn: bool = False

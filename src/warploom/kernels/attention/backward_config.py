@@ -62,7 +62,7 @@ PLAIN = Style()
 # `bench.attention_backward` times; else `PLAIN`.
 STYLES: dict[tuple[int, bool], Style] = {
     (64, False): Style(turns=True, behind=True),
-    (64, True): Style(apart=True),
+    (64, True): Style(turns=True, behind=True),
     (96, False): Style(turns=True, behind=True, kept=True),
     (96, True): Style(turns=True, behind=True, kept=True),
     (128, False): Style(turns=True, behind=True, held=True, first=True),
@@ -99,7 +99,8 @@ IN_TURN = 2
 PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; else 1
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
-# Of 16 columns of k and v, by tile, that registers are left for where dv's matmul comes first.
+# Of 16 columns of k and v, by tile, that registers are left for where dv's matmul comes first, and
+# at head size 96 under a causal mask.
 HELD_STEPS = {"v_t": (0, 1)}
 CUT_DEPTHS = 96, 128  # at 64 a list of tasks costs as much as it saves
 CUT_BLOCKS = 24  # blocks of rows that an SM must be spared for pieces to pay
@@ -240,7 +241,8 @@ class BackwardConfig:
     @property
     def held_steps(self) -> dict[str, tuple[int, ...]]:
         """What of k and v stays in registers, by tile, beside that of `Style.kept`."""
-        return HELD_STEPS if self.written.first and self.written.held else {}
+        causal = self.depth == 96 and self.causal and self.written.kept and self.group == 1
+        return HELD_STEPS if (self.written.first and self.written.held) or causal else {}
 
     @property
     def sum_depth(self) -> int:
@@ -316,8 +318,7 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     if keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
     whole = not config.long and keys % config.tile[1] == 0
-    # At other head sizes a list takes registers that loops then spill, and a counter does not.
-    listed = config.causal and config.depth == 128 and not config.deterministic
+    listed = config.causal and not config.deterministic and not config.long
     config = replace(config, whole_keys=whole, band=_band(config, rows))
     cut = _cut_pays(config, rows, keys, heads)
     return replace(config, cut=cut, listed=listed or cut)
