@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from warploom.errors import InputError  # noqa: E402
-from warploom.integrations import torch_cache  # noqa: E402
+from warploom.integrations import torch_cache, torch_program  # noqa: E402
 from warploom.integrations.torch_cache import append_kvcache  # noqa: E402
 from warploom.kernels.attention.append import AppendConfig, append  # noqa: E402
 from warploom.tile import E4M3  # noqa: E402
@@ -59,7 +59,7 @@ def test_what_no_kernel_takes_is_refused(message):
 def test_the_kernel_gets_every_array_of_its_program(monkeypatch, pairs):
     calls = []
     monkeypatch.setattr(
-        torch_cache, "launch", lambda key, make, arrays: calls.append((key[1], arrays))
+        torch_program, "launch", lambda key, make, arrays: calls.append((key[1], arrays))
     )
     table = meta(2, 6, dtype=torch.int32)
     caches = {f"{x}_cache": meta(20, 16, 2, 64, dtype=torch.float8_e4m3fn) for x in "kv"}

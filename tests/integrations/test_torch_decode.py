@@ -147,9 +147,9 @@ CALLS = {
 def test_tensors_reach_the_kernels_in_their_order(name, monkeypatch):
     config, lengths, queries, options = CALLS[name]
     kernels = {}
-    monkeypatch.setattr(torch_decode, "check_devices", lambda *_: None)
+    monkeypatch.setattr(torch_program, "check_devices", lambda *_: None)
     monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
-    monkeypatch.setattr(torch_decode, "multiprocessors", lambda _: 8)
+    monkeypatch.setattr(torch_program, "multiprocessors", lambda _: 8)
     monkeypatch.setattr(
         torch_program,
         "built_kernel",

@@ -65,9 +65,9 @@ def test_what_no_kernel_takes_is_refused_before_a_launch(message):
 )
 def test_tensors_reach_the_kernels_in_their_order(config, options, monkeypatch):
     kernels = {}
-    monkeypatch.setattr(torch_mla, "check_devices", lambda *_: None)
+    monkeypatch.setattr(torch_program, "check_devices", lambda *_: None)
     monkeypatch.setattr(torch_program, "current_stream", lambda _: 0)
-    monkeypatch.setattr(torch_mla, "multiprocessors", lambda _: 8)
+    monkeypatch.setattr(torch_program, "multiprocessors", lambda _: 8)
     monkeypatch.setattr(
         torch_program,
         "built_kernel",

@@ -256,7 +256,7 @@ def test_a_program_that_reads_what_it_writes_is_no_operator():
 def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
     keys = []
     monkeypatch.setattr(torch_program, "PLANS", {})
-    monkeypatch.setattr(torch_op, "check_devices", lambda *_: None)
+    monkeypatch.setattr(torch_program, "check_devices", lambda *_: None)
     none = torch_program.Unlaunched(SimpleNamespace(arrays=()))
     monkeypatch.setattr(torch_program.Unlaunched, "bound", lambda *_: None, raising=False)
     monkeypatch.setattr(torch_launches, "launch", lambda *_: None)

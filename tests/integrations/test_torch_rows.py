@@ -14,6 +14,7 @@ from warploom.tile import interpret
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("warploom.integrations.torch_rows")
 loss = pytest.importorskip("warploom.integrations.torch_loss")
+torch_program = pytest.importorskip("warploom.integrations.torch_program")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 functional = torch.nn.functional
 compiling = pytest.importorskip("functorch.compile")
@@ -47,8 +48,8 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(rows, "_kernel", kernel)
     for name, make in (("_sums", rows.sums_kernel), ("_scaled", rows.scaled_kernel)):
         monkeypatch.setattr(rows, name, lambda kind, device, make=make: Interpreted(make(kind)[0]))
-    monkeypatch.setattr(rows, "current_stream", lambda tensor: 0)
-    monkeypatch.setattr(rows, "check_devices", lambda name, tensors: None)
+    monkeypatch.setattr(torch_program, "current_stream", lambda tensor: 0)
+    monkeypatch.setattr(torch_program, "check_devices", lambda name, tensors: None)
     torch.manual_seed(3)
 
 
@@ -172,7 +173,6 @@ def test_rotary_in_place(interpreted, pairs):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_loss_of_a_product_and_its_gradients(interpreted, monkeypatch, reduction):
-    monkeypatch.setattr(loss, "check_devices", lambda name, tensors: None)
     monkeypatch.setattr(loss, "TYPES", ("float32",))
     x, weight = leaf(7, 12), leaf(21, 12)
     labels = torch.tensor([3, -100, 0, 20, 5, 5, 1])
@@ -199,8 +199,7 @@ def test_scaling_in_place_is_left_out_where_it_changes_nothing(interpreted, monk
 
 def test_gradients_of_a_loss_of_a_product_are_traced(monkeypatch):
     """As torch.compile sees them: what the backward pass launches is an operator of its own."""
-    for module in (rows, loss):
-        monkeypatch.setattr(module, "check_devices", lambda name, tensors: None)
+    monkeypatch.setattr(torch_program, "check_devices", lambda name, tensors: None)
     x, weight = (
         torch.empty(n, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for n in (30, 9)
     )
@@ -279,7 +278,9 @@ def test_shapes_may_be_symbols_of_a_graph(interpreted, op, shapes, flags):
 def test_rows_that_l2_holds_have_no_priority_there(monkeypatch):
     found = []
     monkeypatch.setattr(rows, "_l2_bytes", lambda device: 50 << 20)
-    monkeypatch.setattr(rows, "built_kernel", lambda key, like, make: found.append((key[2], make)))
+    monkeypatch.setattr(
+        torch_program, "built_kernel", lambda key, like, make: found.append((key[2], make))
+    )
     config = RowConfig("rmsnorm", 8192)
     for count in (3200, 3201):
         like = SimpleNamespace(

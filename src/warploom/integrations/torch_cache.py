@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.autosched.schedules import compiled
-from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, launch, operator, steps, torch_module
+from warploom.integrations import torch_program as ops
 from warploom.kernels.attention.append import AppendConfig, append, append_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 NAME = "warploom::append_kvcache"
 SCHEMA = (
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, "
@@ -48,10 +47,8 @@ def _named(args: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
 
 def _config(given: dict[str, Any], pairs: bool) -> AppendConfig:
     """The kernel that a call needs; raises `InputError` where there is none."""
-    check_devices("append_kvcache", given)
-    if problem := _problem(given):
-        listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
-        raise InputError(f"append_kvcache of {listed}: {problem}")
+    ops.check_devices("append_kvcache", given)
+    ops.refuse_call("append_kvcache", given, _problem(given))
     k, cos, q = given["k"], given.get("rotary_cos"), given.get("q")
     kinds = {name: dtype(element_type(given[name].dtype)) for name in ("k", "k_cache")}
     return AppendConfig(
@@ -134,12 +131,14 @@ def _fill(config: AppendConfig, out: Any, *args: Any) -> None:
     if config.rotary == "pairs":
         for name in set(arrays) & {"k", "k_cache", "q", "r"}:
             arrays[name] = arrays[name].unflatten(-1, (-1, 2))
-    launch(("append", config), lambda: compiled(append(config), append_schedule(config)), arrays)
+    ops.launch(
+        ("append", config), lambda: compiled(append(config), append_schedule(config)), arrays
+    )
 
 
 # Without queries the result is empty, and the caches are written all the same.
-RUN, FAKE = steps(_plan, _result, _fill, in_place=True)
-_operator = operator(NAME, SCHEMA, RUN, FAKE, mutates=("k_cache", "v_cache"))
+RUN, FAKE = ops.steps(_plan, _result, _fill, in_place=True)
+_operator = ops.operator(NAME, SCHEMA, RUN, FAKE, mutates=("k_cache", "v_cache"))
 
 
 def append_kvcache(

@@ -14,13 +14,13 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, launch, operator, steps, torch_module
+from warploom.integrations import torch_program as ops
 from warploom.kernels.convolution.config import COLUMNS, FACTORS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
 from warploom.kernels.convolution.program import default_policy
 from warploom.kernels.convolution.program import long_convolution as program
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 MOST_BLOCKS = 8  # of a sequence: what a block costs grows with those before it
 SCHEMA = "(Tensor x, Tensor kernel_re, Tensor kernel_im, bool causal) -> Tensor"
 CONSTANTS: dict[tuple[ConvolutionConfig, Any], dict[str, Any]] = {}
@@ -100,7 +100,7 @@ def long_convolution(
 
 def _checked(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> ConvolutionConfig:
     tensors = {"x": x, "kernel_re": kernel_re, "kernel_im": kernel_im}
-    check_devices("long_convolution", tensors)
+    ops.check_devices("long_convolution", tensors)
     for name, one in tensors.items():
         if one.dtype != torch.bfloat16:
             raise InputError(f"long_convolution {name} is {one.dtype}, expected torch.bfloat16")
@@ -140,7 +140,7 @@ def _fill(
     y = (out if whole else rows.new_empty(rows.shape)).view(rows.shape)
     given = {"x": rows, "y": y, "kernel_re": kernel_re, "kernel_im": kernel_im}
     arrays = given | _constants(config, x.device)
-    launch((config,), lambda: compiled(program(config), default_policy(config)), arrays)
+    ops.launch((config,), lambda: compiled(program(config), default_policy(config)), arrays)
     if not whole:
         out.copy_(y.view(batch, heads + more, -1)[:, :heads, :taps])
 
@@ -180,6 +180,6 @@ def spectrum_gradient(x: Any, dy: Any, config: ConvolutionConfig) -> Any:
     return torch.cat([half, half[:, 1:-1].flip(1).conj()], 1)
 
 
-_operator = operator(
-    "warploom::long_convolution", SCHEMA, *steps(_checked, _result, _fill), _backward, _save
+_operator = ops.operator(
+    "warploom::long_convolution", SCHEMA, *ops.steps(_checked, _result, _fill), _backward, _save
 )

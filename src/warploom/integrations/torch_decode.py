@@ -13,22 +13,14 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    check_devices,
-    launch,
-    multiprocessors,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-)
+from warploom.integrations import torch_program as ops
 from warploom.kernels.attention.combine import combine, combine_schedule
 from warploom.kernels.attention.decode import PART, DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.decode_plan import MOST_SPLITS, Plan, planned
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 NARROW = torch.float8_e4m3fn
 FACTORS = ("q_descale", "k_descale", "v_descale")
 
@@ -64,8 +56,7 @@ def _config(
 def _check(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any) -> None:
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     given |= {} if block_table is None else {"block_table": block_table}
-    check_devices("attention_with_kvcache", given)
-    listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
+    ops.check_devices("attention_with_kvcache", given)
     problem = ""
     if q.dim() != 4 or k_cache.dim() != 4 or tuple(k_cache.shape) != tuple(v_cache.shape):
         problem = (
@@ -77,8 +68,7 @@ def _check(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: 
     elif q.shape[3] != k_cache.shape[3] or not k_cache.shape[2] or q.shape[2] % k_cache.shape[2]:
         problem = "expected equal head sizes and a whole number of heads for each key head"
     problem = problem or problem_of_lengths(q, k_cache, cache_seqlens, block_table)
-    if problem:
-        raise InputError(f"attention_with_kvcache of {listed}: {problem}")
+    ops.refuse_call("attention_with_kvcache", given, problem)
 
 
 def problem_of_lengths(q: Any, cache: Any, cache_seqlens: Any, block_table: Any) -> str:
@@ -125,7 +115,7 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     batch, queries, _, d = q.shape
     kv_heads, rows = k_cache.shape[2], queries * config.group
     keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    sms = multiprocessors(q.device.index)
+    sms = ops.multiprocessors(q.device.index)
     plan = planned(config, batch * kv_heads, queries, keys, sms, num_splits)
     packed = q.unflatten(2, (kv_heads, config.group)).transpose(1, 2)
     arrays = {"q": packed.reshape(batch, kv_heads, rows, d), "lengths": cache_seqlens}
@@ -147,14 +137,14 @@ def attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
     batch, kv_heads, rows, _ = q.shape
     packed = (batch, kv_heads, rows, config.columns[0])
     parts = {"o": out.view(packed)} if not config.split else _parts(plan, q)
-    launch(
+    ops.launch(
         ("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays | parts
     )
     if not config.split:
         return
     room = plan.room
     taken = parts | ({"lengths": arrays["lengths"]} if config.part else {})
-    launch(
+    ops.launch(
         ("combine", config, room),
         lambda: compiled(combine(config, room), combine_schedule(config, room)),
         taken | {"o": out.unflatten(2, (kv_heads, config.group))},
@@ -178,8 +168,8 @@ def _result(config: DecodeConfig, q: Any, *_: Any) -> Any:
 
 
 NAME = "warploom::attention_with_kvcache"
-_operator = operator(
-    NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach q")
+_operator = ops.operator(
+    NAME, SCHEMA, *ops.steps(_config, _result, _fill), ops.refuse_backward(NAME, "detach q")
 )
 
 

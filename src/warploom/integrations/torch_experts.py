@@ -14,16 +14,8 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
+from warploom.integrations import torch_program as ops
 from warploom.integrations.torch_gemm import grouped_mm, scaled_grouped_mm
-from warploom.integrations.torch_program import (
-    allowed_type,
-    check_devices,
-    launch,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-)
 from warploom.integrations.torch_rows import quantised_rows
 from warploom.kernels.gemm.experts import combine_rows as combine_program
 from warploom.kernels.gemm.experts import gather_rows as gather_program
@@ -33,7 +25,7 @@ from warploom.tile import DType
 TYPES = ("bf16", "fp16")
 PITCH = 8  # columns that a lane takes at a time
 MOST_TAKEN = 16  # experts of a token: a thread has a line of each in registers
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 
 
 def route(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
@@ -59,8 +51,8 @@ def route(chosen: Any, experts: int) -> tuple[Any, Any, Any]:
 
 def _check(name: str, rows: Any, indices: Any, **others: Any) -> None:
     """Raise `InputError` for what the kernels of rows do not take."""
-    check_devices(name, {"rows": rows, "indices": indices, **others})
-    allowed_type(rows, f"{name} rows", TYPES)
+    ops.check_devices(name, {"rows": rows, "indices": indices, **others})
+    ops.allowed_type(rows, f"{name} rows", TYPES)
     lines = rows.dim() == 2 and rows.stride(1) == 1 and not rows.stride(0) % PITCH
     if not lines or rows.shape[1] % PITCH or rows.data_ptr() % (PITCH * rows.element_size()):
         raise InputError(
@@ -76,7 +68,7 @@ def _gather_plan(x: Any, tokens: Any) -> DType:
     _check("gather_rows", x, tokens)
     if tokens.dim() != 1:
         raise InputError(f"gather_rows with tokens {list(tokens.shape)}: expected one a row")
-    return allowed_type(x, "gather_rows x", TYPES)
+    return ops.allowed_type(x, "gather_rows x", TYPES)
 
 
 def _gathered(kind: DType, x: Any, tokens: Any) -> Any:
@@ -84,7 +76,7 @@ def _gathered(kind: DType, x: Any, tokens: Any) -> Any:
 
 
 def _gather(kind: DType, out: Any, x: Any, tokens: Any) -> None:
-    launch(
+    ops.launch(
         ("gather_rows", kind),
         lambda: compiled(gather_program(kind), rows_schedule(kind)),
         {"x": x, "tokens": tokens, "sorted": out},
@@ -92,11 +84,11 @@ def _gather(kind: DType, out: Any, x: Any, tokens: Any) -> None:
 
 
 GATHER = "warploom::gather_rows"
-_gather_rows = operator(
+_gather_rows = ops.operator(
     GATHER,
     "(Tensor x, Tensor tokens) -> Tensor",
-    *steps(_gather_plan, _gathered, _gather),
-    refuse_backward(GATHER, "detach its arguments"),
+    *ops.steps(_gather_plan, _gathered, _gather),
+    ops.refuse_backward(GATHER, "detach its arguments"),
 )
 
 
@@ -117,7 +109,7 @@ def _combine_plan(rows: Any, places: Any, weights: Any) -> DType:
             f"{list(weights.shape)}: expected [tokens, taken] of both, weights of contiguous "
             f"float32, and 1 to {MOST_TAKEN} taken"
         )
-    return allowed_type(rows, "combine_rows rows", TYPES)
+    return ops.allowed_type(rows, "combine_rows rows", TYPES)
 
 
 def _combined(kind: DType, rows: Any, places: Any, weights: Any) -> Any:
@@ -126,7 +118,7 @@ def _combined(kind: DType, rows: Any, places: Any, weights: Any) -> Any:
 
 def _combine(kind: DType, out: Any, rows: Any, places: Any, weights: Any) -> None:
     taken = places.shape[1]
-    launch(
+    ops.launch(
         ("combine_rows", kind, taken),
         lambda: compiled(combine_program(taken, kind), rows_schedule(kind)),
         {"rows": rows, "places": places, "weights": weights, "y": out},
@@ -134,11 +126,11 @@ def _combine(kind: DType, out: Any, rows: Any, places: Any, weights: Any) -> Non
 
 
 COMBINE = "warploom::combine_rows"
-_combine_rows = operator(
+_combine_rows = ops.operator(
     COMBINE,
     "(Tensor rows, Tensor places, Tensor weights) -> Tensor",
-    *steps(_combine_plan, _combined, _combine),
-    refuse_backward(COMBINE, "detach its arguments"),
+    *ops.steps(_combine_plan, _combined, _combine),
+    ops.refuse_backward(COMBINE, "detach its arguments"),
 )
 
 

@@ -16,23 +16,14 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    allowed_type,
-    check_devices,
-    launch,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-    variant_kernel,
-)
+from warploom.integrations import torch_program as ops
 from warploom.kernels.gemm.grouped import SCALED, GroupedConfig, grouped, work_list, work_schedule
 from warploom.kernels.gemm.grouped_plan import plan_grouped
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import dtype
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 TYPES = ("bf16", "fp16", "e4m3", "e5m2")
 OUT = ("bf16", "fp16", "fp32")
 SCHEMA = (
@@ -52,20 +43,18 @@ def _config(
     given = {"mat_a": mat_a, "mat_b": mat_b, "offs": offs, "lengths": lengths}
     given |= {"scale_a": scale_a, "scale_b": scale_b}
     given = {name: one for name, one in given.items() if one is not None}
-    check_devices("grouped_mm", given)
-    listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
+    ops.check_devices("grouped_mm", given)
     problem = _problem(mat_a, mat_b, offs, lengths)
     scales = "none"
     if not problem:
         scales, problem = _scales(mat_a, mat_b, scale_a, scale_b)
     if not problem and swiglu and mat_b.shape[-1] % 2:
         problem = "expected an even number of columns for swiglu"
-    if problem:
-        raise InputError(f"grouped_mm of {listed}: {problem}")
-    kind = allowed_type(mat_a, "grouped_mm mat_a", TYPES)
+    ops.refuse_call("grouped_mm", given, problem)
+    kind = ops.allowed_type(mat_a, "grouped_mm mat_a", TYPES)
     out = dtype("bf16") if kind.bits == 8 else kind
     if out_dtype is not None:
-        out = allowed_type(torch.empty(0, dtype=out_dtype, device="meta"), "out_dtype", OUT)
+        out = ops.allowed_type(torch.empty(0, dtype=out_dtype, device="meta"), "out_dtype", OUT)
     return GroupedConfig(
         dtype=kind,
         out=out,
@@ -145,7 +134,7 @@ def _fill(config: GroupedConfig, out: Any, *args: Any) -> None:
         arrays["lengths"] = lengths
     if offs is not None:
         arrays["tasks"] = list_of_tasks(offs, mat_a, plan.config.tile[0], plan.even)
-    launch(("grouped", plan), lambda: compiled(grouped(plan.config), plan.policy()), arrays)
+    ops.launch(("grouped", plan), lambda: compiled(grouped(plan.config), plan.policy()), arrays)
 
 
 def _last(tensor: Any) -> Any:
@@ -162,7 +151,7 @@ def list_of_tasks(offs: Any, mat_a: Any, rows: int, even: bool = False) -> Any:
     experts = offs.shape[0]
     tiles = -(-mat_a.shape[0] // rows) + experts
     tasks = torch.empty((tiles, 3), dtype=torch.int32, device=mat_a.device)
-    launch(
+    ops.launch(
         ("work_list", experts, rows, even),
         lambda: compiled(work_list(experts, rows, even), work_schedule(experts)),
         {"ends": offs, "tasks": tasks},
@@ -177,8 +166,11 @@ def _result(config: GroupedConfig, mat_a: Any, mat_b: Any, *_: Any) -> Any:
 
 
 NAME = "warploom::grouped_mm"
-_operator = operator(
-    NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach its arguments")
+_operator = ops.operator(
+    NAME,
+    SCHEMA,
+    *ops.steps(_config, _result, _fill),
+    ops.refuse_backward(NAME, "detach its arguments"),
 )
 
 
@@ -312,7 +304,9 @@ def _fill_whole(base: GemmConfig, out: Any, *args: Any) -> None:
         return
     choice = choose_gemm(*out.shape, mat_a.shape[1], base)
     scales = {"scale_a": _row(scale_a), "scale_b": _row(scale_b)}
-    launch(*variant_kernel("gemm", choice, base), {"a": mat_a, "b": mat_b.t(), "c": out, **scales})
+    ops.launch(
+        *ops.variant_kernel("gemm", choice, base), {"a": mat_a, "b": mat_b.t(), "c": out, **scales}
+    )
 
 
 def _row(scales: Any) -> Any:
@@ -325,11 +319,11 @@ def _whole_result(base: GemmConfig, mat_a: Any, mat_b: Any, *_: Any) -> Any:
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=kind)
 
 
-_whole = operator(
+_whole = ops.operator(
     WHOLE,
     WHOLE_SCHEMA,
-    *steps(_whole_config, _whole_result, _fill_whole),
-    refuse_backward(WHOLE, "detach its arguments"),
+    *ops.steps(_whole_config, _whole_result, _fill_whole),
+    ops.refuse_backward(WHOLE, "detach its arguments"),
 )
 
 

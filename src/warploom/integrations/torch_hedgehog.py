@@ -6,18 +6,11 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    check_devices,
-    launch,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-)
+from warploom.integrations import torch_program as ops
 from warploom.integrations.torch_recurrent import default_scale
 from warploom.kernels.recurrent import hedgehog as kernel
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor q_map, Tensor k_map, Tensor window, Tensor linear, "
     "float scale) -> Tensor"
@@ -42,7 +35,7 @@ def hedgehog(
 
 def _checked(*args: Any) -> kernel.HedgehogConfig:
     tensors: dict[str, Any] = dict(zip(NAMES, args, strict=False))
-    check_devices("hedgehog", tensors)
+    ops.check_devices("hedgehog", tensors)
     q, v = tensors["q"], tensors["v"]
     if q.dim() != 4 or v.dim() != 4 or q.shape[:3] != v.shape[:3]:
         raise InputError(
@@ -74,7 +67,7 @@ def _result(_: kernel.HedgehogConfig, *args: Any) -> Any:
 def _fill(config: kernel.HedgehogConfig, out: Any, *args: Any) -> None:
     arrays: dict[str, Any] = dict(zip(NAMES, args, strict=False)) | {"o": out}
     policy = kernel.default_policy()
-    launch(
+    ops.launch(
         ("hedgehog", config),
         lambda: compiled(kernel.hedgehog(config), policy),
         arrays,
@@ -87,10 +80,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     del ctx, inputs, output
 
 
-_operator = operator(
+_operator = ops.operator(
     "warploom::hedgehog",
     SCHEMA,
-    *steps(_checked, _result, _fill),
-    refuse_backward("hedgehog", "call it under torch.no_grad()"),
+    *ops.steps(_checked, _result, _fill),
+    ops.refuse_backward("hedgehog", "call it under torch.no_grad()"),
     _keep,
 )

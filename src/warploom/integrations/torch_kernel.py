@@ -25,15 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    RUNS,
-    allowed_type,
-    check_devices,
-    result_shapes,
-    torch_module,
-    torch_program,
-    written_arrays,
-)
+from warploom.integrations import torch_program as ops
 from warploom.kernels.library import Entry, user_entry
 from warploom.kernels.select import suited
 from warploom.kernels.user import UserKernel
@@ -102,10 +94,10 @@ class TileKernel(UserKernel):
         tensors, in the declared element types (bf16 where only dimensions are declared)."""
         given, numbers, settings = self._bound(args, named)
         program = self.trace(settings)
-        outputs = written_arrays(program)
+        outputs = ops.written_arrays(program)
         inputs = [one for one in program.arrays if one not in outputs]
         values = {name: _numbers(value) for name, value in given.items()}
-        shapes = result_shapes(inputs, outputs, [value.shape for value in values.values()])
+        shapes = ops.result_shapes(inputs, outputs, [value.shape for value in values.values()])
         for one, shape in zip(outputs, shapes, strict=True):
             values[one.name] = np.full(shape, np.nan if one.dtype.is_float else 0)
         found = interpret(program, values, numbers)
@@ -136,7 +128,7 @@ class TileKernel(UserKernel):
     @cached_property
     def _interface(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """The arrays it reads and those it writes."""
-        outputs = written_arrays(self._usual)
+        outputs = ops.written_arrays(self._usual)
         return tuple(one for one in self._usual.arrays if one not in outputs), outputs
 
     @cached_property
@@ -174,7 +166,7 @@ class TileKernel(UserKernel):
         """Refuse what is no tensor, and tensors on no GPU."""
         if not all(getattr(value, "is_cuda", False) for value in given.values()):
             self._refuse(given)
-        check_devices(self.name, given)
+        ops.check_devices(self.name, given)
 
     def _refuse(self, given: Named) -> None:
         takes = ", ".join(given)
@@ -186,7 +178,7 @@ class TileKernel(UserKernel):
                     f"copy); {self.name}.interpret({takes}) takes NumPy arrays"
                 )
         on_cpu = any(value.device.type == "cpu" for value in given.values())
-        if on_cpu and not torch_module().cuda.is_available():
+        if on_cpu and not ops.torch_module().cuda.is_available():
             raise InputError(
                 f"{self.name} is launched on a GPU, and torch finds none here; "
                 f"{self.name}.interpret({takes}) gives its results on this CPU, and "
@@ -195,7 +187,7 @@ class TileKernel(UserKernel):
 
     def _type(self, name: str, tensor: Any) -> DType:
         """The element type of a tensor; raises `InputError` where another one was declared."""
-        found = allowed_type(tensor, f"{self.name}: {name}", tuple(DTYPES))
+        found = ops.allowed_type(tensor, f"{self.name}: {name}", tuple(DTYPES))
         if not isinstance(self.declared.get(name), str):
             declared = self._usual.array(name).dtype
             if found != declared:
@@ -206,7 +198,7 @@ class TileKernel(UserKernel):
         """The sizes of the tensors, by dimension; raises `InputError` where they do not agree."""
         inputs, outputs = self._interface
         shapes = [tensor.shape for tensor in given.values()]
-        result_shapes(inputs, outputs, shapes)
+        ops.result_shapes(inputs, outputs, shapes)
         return {
             dim: int(extent)
             for one, shape in zip(inputs, shapes, strict=True)
@@ -237,8 +229,8 @@ class TileKernel(UserKernel):
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         name = f"{LIBRARY}::{self.name}_{digest}"
         if name not in OPERATORS:
-            made = torch_program(name, found.program, found.schedule, found.arch, found.allow)
-            OPERATORS[name] = made, RUNS[name], torch_module()
+            made = ops.torch_program(name, found.program, found.schedule, found.arch, found.allow)
+            OPERATORS[name] = made, ops.RUNS[name], ops.torch_module()
         return OPERATORS[name]
 
 
@@ -346,7 +338,7 @@ def _gpu(name: str, device: Any) -> str:
     """Whose code runs on a device; shapes on "meta" are those of any."""
     if device.type == "meta":
         return GPUS[9]
-    major, minor = torch_module().cuda.get_device_capability(device)
+    major, minor = ops.torch_module().cuda.get_device_capability(device)
     if (major, minor) != (9, 0) and major != 8:
         raise InputError(
             f"{name}: {device} has compute capability {major}.{minor}; code is emitted for 8.x and "

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, operator, steps
+from warploom.integrations import torch_program as ops
 from warploom.integrations.torch_rows import (
     cross_entropy,
     logits_to_gradients,
@@ -40,7 +40,7 @@ def chunk_rows(depth: int) -> int:
 
 
 def _checked(x: Any, weight: Any, target: Any, mean: bool, chunk: int, *_: Any) -> None:
-    check_devices("linear_cross_entropy", {"x": x, "weight": weight, "target": target})
+    ops.check_devices("linear_cross_entropy", {"x": x, "weight": weight, "target": target})
     if weight.dim() != 2 or x.shape[-1] != weight.shape[-1] or x.shape[:-1] != target.shape:
         raise InputError(
             f"linear_cross_entropy of x {list(x.shape)}, weight {list(weight.shape)} and target "
@@ -112,8 +112,12 @@ def _backward(ctx: Any, loss: Any, *others: Any) -> tuple[Any, ...]:
     return *scaled, None, None, None, None
 
 
-OPERATOR = operator(
-    "warploom::linear_cross_entropy", SCHEMA, *steps(_checked, _results, _fill), _backward, _context
+OPERATOR = ops.operator(
+    "warploom::linear_cross_entropy",
+    SCHEMA,
+    *ops.steps(_checked, _results, _fill),
+    _backward,
+    _context,
 )
 
 

@@ -18,21 +18,14 @@ from typing import Any
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    check_devices,
-    launch,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-)
+from warploom.integrations import torch_program as ops
 from warploom.kernels.attention.decode import FIELDS, DecodeConfig, decode, decode_policy
 from warploom.kernels.attention.decode_plan import mixed_tile
 from warploom.kernels.attention.tasks import TaskListConfig, task_list, task_list_schedule
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 NAME = "warploom::attention_mixed"
 SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor block_table, "
@@ -48,10 +41,8 @@ def _config(*args: Any) -> DecodeConfig:
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": lengths}
     given |= {"block_table": table, "cu_seqlens_q": bounds}
     given |= {} if tasks is None else {"scheduler_metadata": tasks}
-    check_devices("attention_mixed", given)
-    if problem := _problem(given):
-        listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
-        raise InputError(f"attention_mixed of {listed}: {problem}")
+    ops.check_devices("attention_mixed", given)
+    ops.refuse_call("attention_mixed", given, _problem(given))
     return _kernel(
         q.shape[0],
         q.shape[1],
@@ -109,7 +100,7 @@ def _tile_tokens(config: DecodeConfig) -> int:
 def _listed(bounds: Any, lengths: Any, tokens: int, heads: int, kv_heads: int) -> DecodeConfig:
     """The kernel that a list is for; raises `InputError` where there is none."""
     given = {"cu_seqlens_q": bounds, "cache_seqlens": lengths}
-    check_devices("get_scheduler_metadata", given)
+    ops.check_devices("get_scheduler_metadata", given)
     shapes = tuple(bounds.shape), tuple(lengths.shape)
     right = lengths.dim() == 1 and shapes[0] == (shapes[1][0] + 1,)
     whole = kv_heads > 0 and heads % kv_heads == 0
@@ -130,7 +121,7 @@ def _fill_list(config: DecodeConfig, tiles: Any, bounds: Any, lengths: Any, *_: 
     own = TaskListConfig(
         _tile_tokens(config), max(LEAST_ROOM, 1 << (lengths.shape[0] - 1).bit_length())
     )
-    launch(
+    ops.launch(
         ("task_list", own),
         lambda: build(task_list(own), task_list_schedule(own)),
         {"bounds": bounds, "lengths": lengths, "tiles": tiles},
@@ -155,16 +146,16 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
         "tiles": tasks,
         "o": out.unflatten(1, heads),
     }
-    launch(("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays)
+    ops.launch(("decode", config), lambda: compiled(decode(config), decode_policy(config)), arrays)
 
 
-_operator = operator(
-    NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach q")
+_operator = ops.operator(
+    NAME, SCHEMA, *ops.steps(_config, _result, _fill), ops.refuse_backward(NAME, "detach q")
 )
-_list_operator = operator(
+_list_operator = ops.operator(
     "warploom::attention_mixed_tasks",
     "(Tensor cu_seqlens_q, Tensor cache_seqlens, SymInt tokens, int heads, int kv_heads) -> Tensor",
-    *steps(_listed, _list_result, _fill_list),
+    *ops.steps(_listed, _list_result, _fill_list),
 )
 
 

@@ -12,22 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.errors import InputError
+from warploom.integrations import torch_program as ops
 from warploom.integrations.torch_decode import all_lengths, attend, check_splits, problem_of_lengths
-from warploom.integrations.torch_program import (
-    check_devices,
-    multiprocessors,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-)
 from warploom.kernels.attention.decode import LATENT, PART, DecodeConfig
 from warploom.kernels.attention.decode_plan import planned
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 NARROW = torch.float8_e4m3fn
 NAME = "warploom::attention_mla"
 SCHEMA = (
@@ -44,7 +36,7 @@ def _config(
     head_dim_v, softmax_scale, causal, _, batch_invariant, *factors = options
     given = {"q": q, "kv_cache": kv_cache, "cache_seqlens": cache_seqlens}
     given |= {} if block_table is None else {"block_table": block_table}
-    check_devices("attention_mla", given)
+    ops.check_devices("attention_mla", given)
     problem = ""
     if q.dim() != 4 or kv_cache.dim() != 4 or kv_cache.shape[2] != 1:
         problem = (
@@ -57,9 +49,7 @@ def _config(
         problem = f"expected heads of {LATENT}, values of head_dim_v"
     problem = problem or problem_of_lengths(q, kv_cache, cache_seqlens, block_table)
     problem = problem or _problem_of_factors(q, *factors)
-    if problem:
-        listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
-        raise InputError(f"attention_mla of {listed}, head_dim_v={head_dim_v}: {problem}")
+    ops.refuse_call("attention_mla", given, problem, f", head_dim_v={head_dim_v}")
     return DecodeConfig(
         dtype=dtype(element_type(q.dtype)),
         head_dim=q.shape[3],
@@ -93,7 +83,7 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     q, kv_cache, cache_seqlens, block_table, *_, num_splits, _, q_descale, k_descale = args
     batch, queries, heads, d = q.shape
     keys = kv_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    plan = planned(config, batch, queries, keys, multiprocessors(q.device.index), num_splits)
+    plan = planned(config, batch, queries, keys, ops.multiprocessors(q.device.index), num_splits)
     arrays = {"q": q.reshape(batch, 1, queries * heads, d), "lengths": cache_seqlens}
     if config.narrow:
         arrays |= {"scale_q": q_descale, "scale_k": k_descale}
@@ -104,8 +94,8 @@ def _fill(config: DecodeConfig, out: Any, *args: Any) -> None:
     attend(plan, arrays, out)
 
 
-_operator = operator(
-    NAME, SCHEMA, *steps(_config, _result, _fill), refuse_backward(NAME, "detach q")
+_operator = ops.operator(
+    NAME, SCHEMA, *ops.steps(_config, _result, _fill), ops.refuse_backward(NAME, "detach q")
 )
 
 

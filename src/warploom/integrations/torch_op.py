@@ -13,6 +13,7 @@ from typing import Any
 from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
+from warploom.integrations import torch_program as ops
 from warploom.integrations.torch_attention import (
     ATTENTION_TYPES,
     GRADIENTS,
@@ -22,27 +23,13 @@ from warploom.integrations.torch_attention import (
 )
 from warploom.integrations.torch_launches import Launches
 from warploom.integrations.torch_passes import both
-from warploom.integrations.torch_program import (
-    Chosen,
-    Steps,
-    allowed_type,
-    check_devices,
-    empty_like,
-    form_of,
-    launch,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-    variant_kernel,
-)
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine
 from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import BF16
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 GEMM_TYPES = ("bf16", "fp16", "e4m3", "e5m2")
 GEMM_SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str activation='none', "
@@ -71,7 +58,7 @@ def _gemm_check(
 ) -> tuple[Any, ...]:
     """The shape of the result; raises `InputError` for what the kernel does not take."""
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
-    check_devices("gemm", {name: one for name, one in given.items() if one is not None})
+    ops.check_devices("gemm", {name: one for name, one in given.items() if one is not None})
     if a.dim() not in (2, 3) or b.dim() != a.dim():
         raise InputError(
             f"gemm of {list(a.shape)} and {list(b.shape)}: expected two matrices or two batches"
@@ -83,7 +70,7 @@ def _gemm_check(
         )
     if a.dtype != b.dtype:
         raise InputError(f"gemm of {a.dtype} and {b.dtype}: expected one element type")
-    allowed_type(a, "gemm a", GEMM_TYPES)
+    ops.allowed_type(a, "gemm a", GEMM_TYPES)
     if activation not in ACTIVATIONS:
         raise InputError(
             f"gemm activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}"
@@ -109,7 +96,7 @@ def _gemm_result(shape: tuple[Any, ...], a: Any, *_: Any) -> Any:
 
 def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: Any) -> None:
     bias, residual, activation, scale, batch_invariant = options
-    kind = allowed_type(a, "gemm a", GEMM_TYPES)
+    kind = ops.allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
     if residual is not None and residual.stride(-1) != 1:
@@ -131,18 +118,18 @@ def _gemm_fill(shape: tuple[Any, ...], result: Any, a: Any, b: Any, *options: An
     depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
     choice = choose_gemm(rows, shape[-1], depth, base, batch, sliced=True)
     config = choice.config(base)
-    kernel = variant_kernel("gemm", choice, base)
+    kernel = ops.variant_kernel("gemm", choice, base)
     operands, finish = {"a": a, "b": b}, {"c": result}
     if bias is not None:
         finish["bias"] = bias.float().contiguous()
     if residual is not None:
         finish["residual"] = residual
     if not config.workspace:
-        launch(*kernel, operands | finish)
+        ops.launch(*kernel, operands | finish)
         return
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
-    launch(*kernel, operands | {"parts": parts})
-    launch(
+    ops.launch(*kernel, operands | {"parts": parts})
+    ops.launch(
         ("combine", config), lambda: compiled(combine(config), ADDING), {"parts": parts} | finish
     )
 
@@ -174,7 +161,7 @@ def _gemm_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | None) -> int:
     """Query heads a key head; raises `InputError` for what the kernel does not take."""
-    check_devices("attention", {"q": q, "k": k, "v": v})
+    ops.check_devices("attention", {"q": q, "k": k, "v": v})
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
         raise InputError(
@@ -186,13 +173,13 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
     return checked_group("attention", q, k, v, window, scale)
 
 
-def _attention(lse: bool) -> Steps:
+def _attention(lse: bool) -> ops.Steps:
     """The operator with or without sums of exponentials."""
 
     def plan(q: Any, k: Any, v: Any, *options: Any) -> Launches:
         causal, window, scale, exact, batch_invariant, softcap, *_ = options
         base = AttentionConfig(
-            dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
+            dtype=ops.allowed_type(q, "attention q", ATTENTION_TYPES),
             head_dim=q.shape[3],
             causal=causal,
             window=window,
@@ -206,17 +193,21 @@ def _attention(lse: bool) -> Steps:
         rows, keys = q.shape[2], k.shape[2]
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
 
-        def choose() -> dict[str, Chosen]:
+        def choose() -> dict[str, ops.Chosen]:
             choice = choose_attention(rows, base, keys, heads)
-            return {"attention": variant_kernel("attention", choice, base)}
+            return {"attention": ops.variant_kernel("attention", choice, base)}
 
         return Launches(choose)
 
     def form(q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, ...]:
-        return "attention", lse, *form_of(q, k, v), *options
+        return "attention", lse, *ops.form_of(q, k, v), *options
 
     def results(_: Launches, q: Any, k: Any, v: Any, *options: Any) -> Any:
-        out = empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+        out = (
+            ops.empty_like(q)
+            if v.shape[3] == q.shape[3]
+            else q.new_empty((*q.shape[:3], v.shape[3]))
+        )
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
     def fill(launches: Launches, made: Any, q: Any, k: Any, v: Any, *options: Any) -> None:
@@ -227,7 +218,7 @@ def _attention(lse: bool) -> Steps:
             arrays["o"] = made
         (launches if k.numel() else launches.unbound)(arrays)
 
-    return Steps(plan, results, fill, form)
+    return ops.Steps(plan, results, fill, form)
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -260,25 +251,25 @@ def _linked(
 
 _WITH_LSE = _attention(lse=True)
 _trained = both(_WITH_LSE, GRADIENTS, attention_backward, _linked)
-gemm = operator(
+gemm = ops.operator(
     "warploom::gemm",
     GEMM_SCHEMA,
-    *steps(_gemm_check, _gemm_result, _gemm_fill),
+    *ops.steps(_gemm_check, _gemm_result, _gemm_fill),
     _gemm_backward,
     _gemm_context,
 )
-attention_with_lse = operator(
+attention_with_lse = ops.operator(
     "warploom::attention_with_lse",
     f"{ATTENTION_SCHEMA}, bool deterministic=False) -> (Tensor, Tensor)",
-    *steps(*_WITH_LSE),
+    *ops.steps(*_WITH_LSE),
     _with_lse_backward,
     _with_lse_context,
 )
-_inference = operator(
+_inference = ops.operator(
     "warploom::attention",
     f"{ATTENTION_SCHEMA}) -> Tensor",
-    *steps(*_attention(lse=False)),
-    refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
+    *ops.steps(*_attention(lse=False)),
+    ops.refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
 )
 
 

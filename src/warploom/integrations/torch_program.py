@@ -311,6 +311,13 @@ def check_devices(operator: str, tensors: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_call(operator: str, given: Mapping[str, Any], problem: str, more: str = "") -> None:
+    """Raise `InputError` with the tensors of a call and what is wrong with it; "": nothing is."""
+    if problem:
+        listed = ", ".join(f"{n} {str(x.dtype)[6:]} {list(x.shape)}" for n, x in given.items())
+        raise InputError(f"{operator} of {listed}{more}: {problem}")
+
+
 def written_arrays(program: Program) -> tuple[Array, ...]:
     """The arrays a program stores to, in order; raises when one of them is also read."""
     stored = {op.array.name for op in program.ops() if op.array and op.kind.startswith("store")}

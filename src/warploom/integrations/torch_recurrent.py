@@ -14,7 +14,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, launch, operator, steps, torch_module
+from warploom.integrations import torch_program as ops
 from warploom.integrations.torch_recurrent_backward import gradients
 from warploom.integrations.torch_rows import swiglu
 from warploom.integrations.torch_segments import alone, best_count, run_segments
@@ -24,7 +24,7 @@ from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, 
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
     "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False, bool taylor=False) "
@@ -38,7 +38,7 @@ def config_of(
     tensors: dict[str, Any], final: bool, keep: bool = False, taylor: bool = False
 ) -> RecurrentConfig:
     """What the kernel of these tensors is; raises `InputError` for what it does not take."""
-    check_devices("recurrent attention", tensors)
+    ops.check_devices("recurrent attention", tensors)
     q, k, v = (tensors[name] for name in "qkv")
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4 or q.shape != k.shape or q.shape[:2] != v.shape[:2]:
@@ -137,7 +137,7 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
         names = KEPT if config.delta else KEPT[:1]
         arrays |= dict(zip(names, kept, strict=False)) if config.states else {}
         allow = ALLOW if config.states else ()
-        launch(
+        ops.launch(
             (config,),
             lambda: compiled(recurrent(config), default_policy(config), allow=allow),
             arrays,
@@ -154,7 +154,7 @@ def _run_in_two(config: RecurrentConfig, arrays: dict[str, Any], scale: float) -
     for program, policy in solved.kernels(config, few):
         given = {one.name: arrays[one.name] for one in program.arrays}
         make = partial(compiled, program, policy, allow=solved.FEW)
-        launch((program.name, config, few), make, given, {"scale": scale})
+        ops.launch((program.name, config, few), make, given, {"scale": scale})
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -178,8 +178,8 @@ def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     return *[found.get(name) for name in TENSORS], None, None, None, None
 
 
-_operator = operator(
-    "warploom::recurrent", SCHEMA, *steps(_plan, _results, _fill), _backward, _save
+_operator = ops.operator(
+    "warploom::recurrent", SCHEMA, *ops.steps(_plan, _results, _fill), _backward, _save
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.integrations.torch_program import launch, operator, steps, torch_module
+from warploom.integrations import torch_program as ops
 from warploom.kernels.recurrent.backward import (
     ALLOW,
     backward_arrays,
@@ -28,7 +28,7 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.slots import slot_schedule, slot_sums
 from warploom.tile import BF16, FP32
 
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "beta",
         "inverse", "fresh", "dfinal")  # fmt: skip
 WRITTEN = ("dq", "dk", "dv", "dg", "ddt", "da", "dbias", "dskip", "dbeta", "dinitial")
@@ -115,12 +115,12 @@ def _fill(config: RecurrentConfig, results: tuple[Any, ...], *args: Any) -> None
             return compiled(program, backward_policy(config, part), allow=ALLOW)
 
         arrays = {name: every[name] for name in _taken(config, part)}
-        launch(("backward", part, config), make, arrays, {"scale": args[-1]})
+        ops.launch(("backward", part, config), make, arrays, {"scale": args[-1]})
     for name in parts:
         add_slots(kept[name], made[name])
 
 
-_operator = operator("warploom::recurrent_backward", SCHEMA, *steps(_plan, _results, _fill))
+_operator = ops.operator("warploom::recurrent_backward", SCHEMA, *ops.steps(_plan, _results, _fill))
 
 
 def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def add_slots(parts: Any, sums: Any) -> None:
     count, d = parts.shape[2] // sums.shape[2], sums.shape[3]
     program = slot_sums(count, d)
     arrays = {"parts": parts.view(-1, count, d), "sums": sums.view(-1, d)}
-    launch(("slot sums", count, d), lambda: compiled(program, slot_schedule(program)), arrays)
+    ops.launch(("slot sums", count, d), lambda: compiled(program, slot_schedule(program)), arrays)
 
 
 def _over_slots(parts: Any, axis: int, count: int) -> Any:

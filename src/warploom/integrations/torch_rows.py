@@ -17,17 +17,8 @@ from typing import Any
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
+from warploom.integrations import torch_program as ops
 from warploom.integrations.row_signatures import SCALARS, SIGNATURES
-from warploom.integrations.torch_program import (
-    allowed_type,
-    built_kernel,
-    check_devices,
-    current_stream,
-    operator,
-    several,
-    steps,
-    torch_module,
-)
 from warploom.kernels.rows.choose import built_rows, row_kernel, scaled_kernel, sums_kernel
 from warploom.kernels.rows.program import OPS, RowConfig, row_program
 from warploom.runtime.kernel import Kernel
@@ -42,7 +33,7 @@ FLOATS = ("bf16", "fp16", "fp32")
 # The tensor whose rows are the operation's, for each that has no x.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
 DROPOUT = "dropout"
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ def _bind(op: str, *args: Any) -> Bound:
     tensors = {
         one.name: values[one.name] for one in known.inputs if values.get(one.name) is not None
     }
-    check_devices(op, tensors)
+    ops.check_devices(op, tensors)
     columns, lead = main.shape[-1], tuple(main.shape[:-1])
     shapes = {"m n": (*lead, columns), "m": lead, "m words": lead, "n": (columns,), "seeds": (2,)}
     for one in known.inputs:
@@ -76,8 +67,8 @@ def _bind(op: str, *args: Any) -> Bound:
             )
     options = {known.optional[name] for name in tensors if name in known.optional}
     options |= {flag for flag in known.flags if values.get(flag)}
-    scale = allowed_type(tensors["w"], f"{op} w", FLOATS) if "w" in tensors else BF16
-    kind = allowed_type(main, f"{op} {MAIN.get(op, 'x')}", FLOATS)
+    scale = ops.allowed_type(tensors["w"], f"{op} w", FLOATS) if "w" in tensors else BF16
+    kind = ops.allowed_type(main, f"{op} {MAIN.get(op, 'x')}", FLOATS)
     config = RowConfig(op, columns, 1, kind, scale, frozenset(options))
     scalars = {name: float(values.get(name, SCALARS[name])) for name in known.scalars}
     if DROPOUT not in options:
@@ -112,7 +103,7 @@ def _kernel(config: RowConfig, like: Any) -> tuple[Kernel, int]:
     _, schedule, rows = _chosen(config)
     beyond = schedule.evict_last and _beyond_l2(like)
     make = partial(built_rows, config, ARCH, beyond)
-    return built_kernel(("rows", config, beyond), like, make), rows
+    return ops.built_kernel(("rows", config, beyond), like, make), rows
 
 
 def _beyond_l2(rows: Any) -> bool:
@@ -125,15 +116,17 @@ def _l2_bytes(device: Any) -> int:
 
 
 def _sums(kind: DType, like: Any) -> Kernel:
-    return built_kernel(("sums", kind), like, lambda: build(*sums_kernel(kind), ARCH))
+    return ops.built_kernel(("sums", kind), like, lambda: build(*sums_kernel(kind), ARCH))
 
 
 def _scaled(kind: DType, like: Any) -> Kernel:
-    return built_kernel(("scaled", kind), like, lambda: build(*scaled_kernel(kind), ARCH))
+    return ops.built_kernel(("scaled", kind), like, lambda: build(*scaled_kernel(kind), ARCH))
 
 
 def _fill(op: str, bound: Bound, results: Any, *_: Any) -> None:
-    made = dict(zip([one.name for one in SIGNATURES[op].outputs], several(results), strict=True))
+    made = dict(
+        zip([one.name for one in SIGNATURES[op].outputs], ops.several(results), strict=True)
+    )
     columns = bound.config.columns
     rows = bound.like.numel() // columns if columns else 0
     if rows == 0:
@@ -141,7 +134,7 @@ def _fill(op: str, bound: Bound, results: Any, *_: Any) -> None:
             tensor.zero_()
         return
     kernel, each = _kernel(bound.config, bound.like)
-    stream = current_stream(bound.like)
+    stream = ops.current_stream(bound.like)
     wanted = {one.name: one for one in kernel.interface.arrays}
     arrays: dict[str, Any] = {}
     parts = kernel.resident_tasks(-(-rows // each))
@@ -178,9 +171,9 @@ def _aligned(tensor: Any) -> Any:
 
 def _operator(op: str) -> Any:
     """The operator of an operation, with the gradient that `op_backward` gives."""
-    run, fake = steps(partial(_bind, op), partial(_results, op), partial(_fill, op))
+    run, fake = ops.steps(partial(_bind, op), partial(_results, op), partial(_fill, op))
     gradient = (_backward(op), _context(op)) if f"{op}_backward" in OPS else ()
-    return operator(f"warploom::{op}", SIGNATURES[op].schema, run, fake, *gradient)
+    return ops.operator(f"warploom::{op}", SIGNATURES[op].schema, run, fake, *gradient)
 
 
 def _context(op: str) -> Callable[..., None]:
@@ -188,7 +181,7 @@ def _context(op: str) -> Callable[..., None]:
     needed = {one.name for one in SIGNATURES[f"{op}_backward"].inputs}
 
     def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        results = several(output)
+        results = ops.several(output)
         values = dict(zip(known.names, inputs, strict=False))
         values |= dict(zip([one.name for one in known.outputs], results, strict=True))
         ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
@@ -215,7 +208,7 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
         values |= ctx.flags | {"p": ctx.p}
         given = [values.get(name) for name in back.names]
         found = OPERATORS[f"{op}_backward"](*given)
-        results = several(found)
+        results = ops.several(found)
         names = [one.name.removesuffix(PARTS) for one in back.outputs]
         made = dict(zip(names, results, strict=True))
         if values.get("seed") is None:
@@ -236,10 +229,10 @@ def _nothing(*_: Any) -> None:
 
 
 def _scaled_kind(x: Any, by: Any) -> DType:
-    check_devices("scale_", {"x": x, "by": by})
+    ops.check_devices("scale_", {"x": x, "by": by})
     if by.dtype != torch.float32 or by.numel() != 1:
         raise InputError(f"scale_ by {by.dtype} {list(by.shape)}: expected one number in fp32")
-    return allowed_type(x, "scale_ x", FLOATS)
+    return ops.allowed_type(x, "scale_ x", FLOATS)
 
 
 def _scale(kind: DType, _: None, x: Any, by: Any) -> None:
@@ -251,7 +244,7 @@ def _scale(kind: DType, _: None, x: Any, by: Any) -> None:
         return
     changes = (by != 1).int().expand(TASKS).contiguous()
     arrays = {"x": x.view(-1), "by": by.reshape(1), "changes": changes}
-    _scaled(kind, x)(arrays, {}, current_stream(x))
+    _scaled(kind, x)(arrays, {}, ops.current_stream(x))
 
 
 def _rotate(config: RowConfig, y: Any, x: Any, cos: Any, sin: Any, *_: bool) -> None:
@@ -270,11 +263,11 @@ def _rotate(config: RowConfig, y: Any, x: Any, cos: Any, sin: Any, *_: bool) -> 
     kernel = _kernel(config, x)[0]
     pairs = (config.columns // 2, 2) if "pairs" in config.options else (config.columns,)
     arrays = {name: one.view(*one.shape[:-1], *pairs) for name, one in rows.items()}
-    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
+    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, ops.current_stream(x))
 
 
 def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> RowConfig:
-    check_devices("rotary", {"x": x, "cos": cos, "sin": sin})
+    ops.check_devices("rotary", {"x": x, "cos": cos, "sin": sin})
     if x.dim() != 4 or x.shape[-1] % 2:
         raise InputError(f"rotary of {list(x.shape)}: expected [batch, rows, heads, even size]")
     want = [x.shape[1], x.shape[3] // 2]
@@ -289,8 +282,8 @@ def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Ro
         "rotary",
         x.shape[-1],
         1,
-        allowed_type(x, "rotary x", FLOATS),
-        allowed_type(cos, "rotary cos", FLOATS),
+        ops.allowed_type(x, "rotary x", FLOATS),
+        ops.allowed_type(cos, "rotary cos", FLOATS),
         options,
     )
 
@@ -309,17 +302,17 @@ ROTARY_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inver
 IN_PLACE_SCHEMA = (
     "(Tensor(a!) x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> ()"
 )
-TURNED = steps(_rotary_config, _turned, _rotate)
-IN_PLACE = steps(_rotary_config, _nothing, _rotate, in_place=True)
+TURNED = ops.steps(_rotary_config, _turned, _rotate)
+IN_PLACE = ops.steps(_rotary_config, _nothing, _rotate, in_place=True)
 OPERATORS: dict[str, Any] = {op: _operator(op) for op in SIGNATURES} | {
-    "rotary": operator(
+    "rotary": ops.operator(
         "warploom::rotary", ROTARY_SCHEMA, *TURNED, _rotary_backward, _rotary_context
     ),
-    "rotary_": operator("warploom::rotary_", IN_PLACE_SCHEMA, *IN_PLACE, mutates=("x",)),
-    "scale_": operator(
+    "rotary_": ops.operator("warploom::rotary_", IN_PLACE_SCHEMA, *IN_PLACE, mutates=("x",)),
+    "scale_": ops.operator(
         "warploom::scale_",
         "(Tensor(a!) x, Tensor by) -> ()",
-        *steps(_scaled_kind, _nothing, _scale, in_place=True),
+        *ops.steps(_scaled_kind, _nothing, _scale, in_place=True),
         mutates=("x",),
     ),
 }
@@ -399,10 +392,10 @@ def logits_to_gradients(logits: Any, target: Any, dloss: Any, loss: Any) -> None
     """Logits [m, n] become their gradients for the gradients `dloss` [m] of their losses, which go
     to `loss` [m], both fp32; class -100 does not count."""
     columns = logits.shape[1]
-    kind = allowed_type(logits, "logits", FLOATS)
+    kind = ops.allowed_type(logits, "logits", FLOATS)
     kernel, _ = _kernel(RowConfig("cross_entropy_both", columns, dtype=kind), logits)
     arrays = {"x": logits, "target": _words(target), "dloss": dloss, "loss": loss}
-    kernel(arrays, {}, current_stream(logits))
+    kernel(arrays, {}, ops.current_stream(logits))
 
 
 def scale_in_place(x: Any, by: Any) -> None:

@@ -11,16 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.autosched.schedules import compiled
-from warploom.errors import InputError
-from warploom.integrations.torch_program import (
-    allowed_type,
-    check_devices,
-    launch,
-    operator,
-    refuse_backward,
-    steps,
-    torch_module,
-)
+from warploom.integrations import torch_program as ops
 from warploom.kernels.gemm.weight_only import (
     GROUP,
     WeightOnlyConfig,
@@ -33,20 +24,17 @@ from warploom.tile import INT8
 
 NAME = "warploom::weight_only_mm"
 PITCH = 4  # columns of scales that the copy engine takes a multiple of
-torch: Any = torch_module()
+torch: Any = ops.torch_module()
 
 
 def _config(mat_a: Any, mat_b: Any, scale_b: Any) -> WeightOnlyConfig:
     """The kernel of a call before its tile; raises `InputError` where there is none."""
     given = {"mat_a": mat_a, "mat_b": mat_b, "scale_b": scale_b}
-    check_devices("weight_only_mm", given)
-    listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
-    problem = _problem(mat_a, mat_b, scale_b)
-    if problem:
-        raise InputError(f"weight_only_mm of {listed}: {problem}")
+    ops.check_devices("weight_only_mm", given)
+    ops.refuse_call("weight_only_mm", given, _problem(mat_a, mat_b, scale_b))
     return WeightOnlyConfig(
-        allowed_type(mat_a, "weight_only_mm mat_a", ("bf16", "fp16")),
-        weights := allowed_type(mat_b, "weight_only_mm mat_b", ("e4m3", "e5m2", "int8")),
+        ops.allowed_type(mat_a, "weight_only_mm mat_a", ("bf16", "fp16")),
+        weights := ops.allowed_type(mat_b, "weight_only_mm mat_b", ("e4m3", "e5m2", "int8")),
         bits=4 if weights is INT8 and 2 * mat_b.shape[0] == mat_a.shape[1] else 8,
         grouped=scale_b.numel() != mat_b.shape[1],
     )
@@ -78,7 +66,7 @@ def _fill(base: WeightOnlyConfig, out: Any, mat_a: Any, mat_b: Any, scale_b: Any
         return
     config = plan_weight_only(base, *out.shape, k=mat_a.shape[1])
     scale = scale_b.contiguous() if base.grouped else scale_b.reshape(-1).contiguous()
-    launch(
+    ops.launch(
         ("weight_only", config),
         lambda: compiled(weight_only(config), weight_only_policy(config)),
         {"x": mat_a, "w": mat_b.t(), "scale": scale, "y": out},
@@ -89,11 +77,11 @@ def _result(base: WeightOnlyConfig, mat_a: Any, mat_b: Any, scale_b: Any) -> Any
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]))
 
 
-_operator = operator(
+_operator = ops.operator(
     NAME,
     "(Tensor mat_a, Tensor mat_b, Tensor scale_b) -> Tensor",
-    *steps(_config, _result, _fill),
-    refuse_backward(NAME, "detach its arguments"),
+    *ops.steps(_config, _result, _fill),
+    ops.refuse_backward(NAME, "detach its arguments"),
 )
 
 
