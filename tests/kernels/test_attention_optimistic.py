@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lowering import lowered
 
+from warploom import tile as t
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.role_code import Skips, guard_of
@@ -21,24 +22,6 @@ from warploom.emulate.kernel import Library
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference
-from warploom.tile import (
-    BF16,
-    E4M3,
-    FP16,
-    FP32,
-    array,
-    grid,
-    interpret,
-    load,
-    loop,
-    max_along,
-    span,
-    store,
-    sum_along,
-    trace,
-    where,
-    zeros,
-)
 from warploom.tile.interpret import bind
 
 PATTERNS = ("random", "large", "rising", "steady", "falling", "equal", "one large")
@@ -70,7 +53,7 @@ def arrays_of(pattern, rows, keys, seed, d=32):
     rows=st.integers(1, 150), keys=st.integers(1, 150), causal=st.booleans(),
     window=st.sampled_from([None, 1, 40]), pattern=st.sampled_from(PATTERNS),
     threshold=st.sampled_from([1.0, 12.0]), split=st.booleans(), seed=st.integers(0, 99),
-    kind=st.sampled_from([BF16, FP16]),
+    kind=st.sampled_from([t.BF16, t.FP16]),
 )  # fmt: skip
 def test_optimistic_rescaling_is_as_close_to_float64(
     rows, keys, causal, window, pattern, threshold, split, seed, kind
@@ -81,9 +64,9 @@ def test_optimistic_rescaling_is_as_close_to_float64(
     )  # fmt: skip
     arrays = arrays_of(pattern, rows, keys, seed)
     program = attention(config)
-    got = interpret(program, arrays)
+    got = t.interpret(program, arrays)
     want, lse = reference(config, bind(program, arrays))
-    exact = interpret(attention(replace(config, optimistic_threshold=0.0)), arrays)["o"]
+    exact = t.interpret(attention(replace(config, optimistic_threshold=0.0)), arrays)["o"]
     assert not np.isnan(got["o"]).any()
     allowed = 1.5 * np.linalg.norm(exact - want) + 2e-3 * np.linalg.norm(want)
     assert np.linalg.norm(got["o"] - want) <= allowed
@@ -101,7 +84,7 @@ def test_optimistic_rescaling_as_scheduled_gives_the_sequential_result(pattern):
     plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
     block = lowered(program, Policy("pingpong-early", plan, groups=2, depth=2))
     got = simulate(block, arrays, seed=1)
-    want = interpret(program, arrays)
+    want = t.interpret(program, arrays)
     assert all(got[name].tobytes() == want[name].tobytes() for name in ("o", "lse"))
 
 
@@ -136,21 +119,27 @@ def corrected(used):
     """A tile program that corrects x where a row's sum is large; `used`: and stores the maximum."""
 
     def rows(a, b, c, m):
-        (i,) = grid(one=1)
-        x, top = zeros(rows=64, cols=64), zeros(rows=64)
-        for j in loop(2):
-            x[:] = load(a, span(i, 64), span(j * 64, 64)) @ load(b, span(j * 64, 64), span(0, 64))
-            right = sum_along(x, "cols") <= 8.0
-            highest = max_along(x, "cols")
-            top[:] = where(right, top, highest)
-            x[:] = where(right, x, x - top)
+        (i,) = t.grid(one=1)
+        x, top = t.zeros(rows=64, cols=64), t.zeros(rows=64)
+        for j in t.loop(2):
+            x[:] = t.load(a, t.span(i, 64), t.span(j * 64, 64)) @ t.load(
+                b, t.span(j * 64, 64), t.span(0, 64)
+            )
+            right = t.sum_along(x, "cols") <= 8.0
+            highest = t.max_along(x, "cols")
+            top[:] = t.where(right, top, highest)
+            x[:] = t.where(right, x, x - top)
             if used:
                 top[:] = top + highest
-        store(c, span(i, 64), span(0, 64), tile=x)
-        store(m, span(i, 64), tile=top)
+        t.store(c, t.span(i, 64), t.span(0, 64), tile=x)
+        t.store(m, t.span(i, 64), tile=top)
 
-    specs = {"a": array(BF16, "rows k"), "b": array(BF16, "k cols"), "c": array(FP32, "rows cols")}
-    return trace(rows, specs | {"m": array(FP32, "rows")})
+    specs = {
+        "a": t.array(t.BF16, "rows k"),
+        "b": t.array(t.BF16, "k cols"),
+        "c": t.array(t.FP32, "rows cols"),
+    }
+    return t.trace(rows, specs | {"m": t.array(t.FP32, "rows")})
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -175,7 +164,7 @@ def test_thresholds_that_cannot_be_are_refused():
 def test_weights_of_8_bits_on_the_emulated_machine():
     """As interpreted, with blocks that are weighed again and with a last one that is cut."""
     config = AttentionConfig(
-        dtype=E4M3, head_dim=32, tile=(64, 64), scale=0.125, optimistic_threshold=12.0
+        dtype=t.E4M3, head_dim=32, tile=(64, 64), scale=0.125, optimistic_threshold=12.0
     )
     program, launch = attention(config), LaunchPlan(skip_voted=True)
     schedule = schedule_for(program, Policy("pingpong-early", launch, groups=1, depth=2))
@@ -190,4 +179,4 @@ def test_weights_of_8_bits_on_the_emulated_machine():
     found = Library([emit(lower(program, schedule))]).run(0, program, bound, None, 2, 1)["o"]
     want, _ = reference(config, bound)
     assert np.linalg.norm(found - want) < 0.035 * np.linalg.norm(want)
-    assert np.linalg.norm(found - interpret(program, arrays)["o"]) < 0.004 * np.linalg.norm(want)
+    assert np.linalg.norm(found - t.interpret(program, arrays)["o"]) < 0.004 * np.linalg.norm(want)

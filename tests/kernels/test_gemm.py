@@ -10,6 +10,7 @@ from tests.codegen import emulate
 from tests.gpu.cases import distance
 from tests.lowering import lowered
 
+from warploom import tile as t
 from warploom.autosched.plans import ADDING
 from warploom.autosched.schedules import Policy, schedule_for
 from warploom.codegen.cuda.emit import emit
@@ -28,23 +29,6 @@ from warploom.kernels.gemm.program import (
     gemm,
 )
 from warploom.kernels.gemm.reference import reference
-from warploom.tile import (
-    BF16,
-    E4M3,
-    FP16,
-    FP32,
-    cdiv,
-    grid,
-    interpret,
-    load,
-    loop,
-    reduce_scatter,
-    size,
-    span,
-    store,
-    trace,
-    zeros,
-)
 from warploom.tile.interpret import bind
 
 
@@ -59,11 +43,11 @@ def error_of(config, m, n, k, seed=0):
     arrays["c"] = np.full((*lead, m, n), np.nan)
     program = gemm(config)
     bound = bind(program, arrays)
-    got = interpret(program, arrays)
+    got = t.interpret(program, arrays)
     if config.workspace:
         second = combine(config)
         bound |= bind(second, {**arrays, "parts": got["parts"]})
-        got = interpret(second, {**arrays, "parts": got["parts"]})
+        got = t.interpret(second, {**arrays, "parts": got["parts"]})
     got, want = got["c"], reference(config, bound)
     assert got.shape == want.shape and not np.isnan(got).any()
     return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
@@ -73,8 +57,8 @@ def error_of(config, m, n, k, seed=0):
 @given(
     m=st.integers(1, 70), n=st.integers(1, 70), k=st.integers(0, 70),
     a=st.sampled_from(["mk", "km"]), b=st.sampled_from(["kn", "nk"]),
-    dtype=st.sampled_from([BF16, FP16, E4M3]), activation=st.sampled_from(sorted(ACTIVATIONS)),
-    bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
+    dtype=st.sampled_from([t.BF16, t.FP16, t.E4M3]), bias=st.booleans(),
+    activation=st.sampled_from(sorted(ACTIVATIONS)), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.sampled_from(["", "one", "rows"]),
     gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
@@ -102,7 +86,7 @@ def test_nan_and_inf_go_where_the_reference_puts_them():
     a[3, 4], b[2, 5] = np.nan, np.inf
     program = gemm(config)
     arrays = {"a": a, "b": b, "c": np.zeros((40, 36))}
-    got = interpret(program, arrays)["c"]
+    got = t.interpret(program, arrays)["c"]
     assert np.array_equal(np.isnan(got), np.isnan(reference(config, arrays)))
     assert np.array_equal(np.isinf(got), np.isinf(reference(config, arrays)))
 
@@ -119,7 +103,7 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
     arrays = {"a": rng.normal(size=(264, k)), "b": rng.normal(size=(k, 136))}
     arrays["c"] = np.full((264, 136), np.nan)
     got = simulate(block, arrays, seed=k)["c"]
-    assert got.tobytes() == interpret(gemm(PAIRS), arrays)["c"].tobytes()
+    assert got.tobytes() == t.interpret(gemm(PAIRS), arrays)["c"].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +130,7 @@ def test_slots_given_back_before_the_additions_give_the_sequential_result(config
     arrays = {"a": rng.normal(size=(264, 100)), "b": rng.normal(size=(100, 136))}
     arrays["c"] = np.full((264, 136), np.nan)
     got = simulate(block, arrays, seed=7)["c"]
-    assert got.tobytes() == interpret(gemm(config), arrays)["c"].tobytes()
+    assert got.tobytes() == t.interpret(gemm(config), arrays)["c"].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +139,7 @@ def test_slots_given_back_before_the_additions_give_the_sequential_result(config
         GemmConfig(swap_ab=True, tile=(88, 128, 16), bias=True, gate=True, activation="silu"),
         GemmConfig(swap_ab=True, tile=(72, 128, 16), a="km", b="nk", residual=True, batched=True),
         GemmConfig(swap_ab=True, tile=(40, 128, 16), slices=2),
-        GemmConfig(swap_ab=True, tile=(24, 128, 16), dual=True, out=FP32),
+        GemmConfig(swap_ab=True, tile=(24, 128, 16), dual=True, out=t.FP32),
         GemmConfig(tile=(128, 72, 16), bias=True),
     ],
 )
@@ -176,8 +160,8 @@ def test_a_transposed_product_gives_the_sequential_result(config, axis):
     into = "parts" if config.workspace else "c"
     arrays[into].fill(np.nan)
     got = simulate(block, arrays, seed=2)[into]
-    assert got.tobytes() == interpret(program, arrays)[into].tobytes()
-    plain = interpret(gemm(replace(config, swap_ab=False)), arrays)[into]
+    assert got.tobytes() == t.interpret(program, arrays)[into].tobytes()
+    plain = t.interpret(gemm(replace(config, swap_ab=False)), arrays)[into]
     assert np.array_equal(got, plain)
 
 
@@ -201,7 +185,7 @@ def test_the_second_kernel_of_slices_means_what_its_program_means(tmp_path):
         "residual": rng.normal(size=(m, n)), "c": np.full((m, n), np.nan),
     }  # fmt: skip
     got = emulate.run(library, 0, source, program, arrays, {})["c"]
-    assert distance(got, interpret(program, arrays)["c"]) <= 1e-2
+    assert distance(got, t.interpret(program, arrays)["c"]) <= 1e-2
 
 
 TOGETHER = [
@@ -233,8 +217,8 @@ def test_slices_reduced_in_a_cluster_give_the_sequential_result(config, groups):
     }
     arrays["c"].fill(np.nan)
     got = simulate(block, arrays, seed=5)["c"]
-    assert got.tobytes() == interpret(program, arrays)["c"].tobytes()
-    whole = interpret(gemm(replace(config, slices=1, in_cluster=False)), arrays)["c"]
+    assert got.tobytes() == t.interpret(program, arrays)["c"].tobytes()
+    whole = t.interpret(gemm(replace(config, slices=1, in_cluster=False)), arrays)["c"]
     assert np.allclose(got, whole, rtol=0.02, atol=0.02)
 
 
@@ -260,12 +244,12 @@ def test_a_cluster_reduction_that_does_not_wait_is_found(fault, monkeypatch):
 
 
 def _narrow(a, b, c):
-    part, m = grid(slices=4, m=cdiv(size("m"), 128))
-    rows, acc = span(m * 128, 128), zeros(m=128, n=16)
-    for i in loop(cdiv(size("k"), 16)):
-        acc += load(a, rows, span(i * 16, 16)) @ load(b, span(i * 16, 16), span(0, 16))
-    share = reduce_scatter(acc, part, 4, "n", 4)
-    store(c, rows, span(part * 4, 4), tile=share.cast(BF16))
+    part, m = t.grid(slices=4, m=t.cdiv(t.size("m"), 128))
+    rows, acc = t.span(m * 128, 128), t.zeros(m=128, n=16)
+    for i in t.loop(t.cdiv(t.size("k"), 16)):
+        acc += t.load(a, rows, t.span(i * 16, 16)) @ t.load(b, t.span(i * 16, 16), t.span(0, 16))
+    share = t.reduce_scatter(acc, part, 4, "n", 4)
+    t.store(c, rows, t.span(part * 4, 4), tile=share.cast(t.BF16))
 
 
 def test_cluster_reductions_that_cannot_be_are_refused():
@@ -274,7 +258,7 @@ def test_cluster_reductions_that_cannot_be_are_refused():
     for launch in (LaunchPlan(split="m"), LaunchPlan(split="m", cluster=("slices_tile", 2))):
         with pytest.raises(InputError, match="so they must be a cluster"):
             emit(lowered(program, Policy("inflight", launch, groups=groups, depth=2)))
-    narrow = trace(_narrow, GemmConfig().arrays, name="narrow")
+    narrow = t.trace(_narrow, GemmConfig().arrays, name="narrow")
     launch = LaunchPlan(split="m", store="direct", cluster=("slices_tile", 4))
     with pytest.raises(InputError, match="parts of a multiple of 8"):
         emit(lowered(narrow, Policy("inflight", launch, groups=groups, depth=2)))

@@ -11,6 +11,7 @@ from warploom.cli import app
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.check import checked
 from warploom.kernels.library import KERNELS, configure
+from warploom.tile import FP32
 
 RUNNER = CliRunner()
 
@@ -49,6 +50,12 @@ def test_settings_reach_the_kernel():
     assert config.causal and config.tile == (64, 32) and sizes["d"] == 64 and sizes["rows"] == 70
 
 
+@pytest.mark.parametrize(("text", "value"), [("fp32", FP32), ("none", None)])
+def test_a_setting_may_be_left_to_the_kernel(text, value):
+    config, _ = configure("attention", {"dtype": "e4m3", "out": text, "window": "none"})
+    assert config.out == value and config.window is None
+
+
 def test_eight_bit_operands_are_stored_as_the_tensor_core_takes_them(tmp_path):
     assert configure("gemm", {"dtype": "e4m3"})[0].b == "nk"
     assert configure("gemm", {"dtype": "e4m3", "b": "kn"})[0].b == "kn"
@@ -64,6 +71,8 @@ BAD = [
     ("gemm", {"across": "true"}, "no setting 'across': it is called 'swap_ab'"),
     ("attention", {"guess": "12"}, "no setting 'guess': it is called 'optimistic_threshold'"),
     ("attention", {"causal": "maybe"}, "expected true or false"),
+    ("attention", {"out": "bf61"}, "dtype .bf61. is not known"),
+    ("attention", {"head_dim": "none"}, "expected a whole number"),
     ("attention", {"heads": "0"}, "heads=0 kv_heads=0 group=1: expected at least one head"),
     ("attention", {"kv_heads": "0"}, "kv_heads=0 group=1: .* heads = kv_heads"),
     ("attention", {"heads": "6", "kv_heads": "2"}, "heads=6 kv_heads=2 group=1: .* heads = kv_h"),

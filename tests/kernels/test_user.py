@@ -169,3 +169,9 @@ def test_a_scheduled_program_can_be_given_back(file: Path, tmp_path: Path) -> No
     # `norm` is a function of CUDA's headers, so the kernel has another name.
     first, second = (folder / "norm_kernel.cu" for folder in (out, tmp_path / "two"))
     assert first.read_text() == second.read_text()
+
+
+def test_a_package_that_is_missing_is_told_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise ModuleNotFoundError('none', name='triton')\n")
+    with pytest.raises(InputError, match=r"mine.py:1: .*none; .*pip install 'warploom\[triton\]'"):
+        configure(f"{tmp_path}/mine.py:kernel", {})

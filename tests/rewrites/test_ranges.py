@@ -8,24 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warploom import tile as t
 from warploom.rewrites.ranges import Iterations, Positions, linear, minus, plus
-from warploom.tile import (
-    BF16,
-    Index,
-    array,
-    grid,
-    interpret,
-    load,
-    loop,
-    maximum,
-    maximum_index,
-    minimum,
-    size,
-    span,
-    store,
-    trace,
-    where,
-)
 from warploom.tile.index import as_index, symbol
 from warploom.tile.tiles import coordinate
 
@@ -36,29 +20,31 @@ def masked(build):
     """A program with one loop and one condition, and the condition's variable."""
 
     def body(x, o):
-        (i,) = grid(rows=4)
-        row_at = coordinate("rows", ROWS, i * ROWS + (size("keys") - size("rows")))
-        for j in loop(8):
+        (i,) = t.grid(rows=4)
+        row_at = coordinate("rows", ROWS, i * ROWS + (t.size("keys") - t.size("rows")))
+        for j in t.loop(8):
             key_at = coordinate("keys", KEYS, j * KEYS)
-            tile = load(x, span(0, ROWS), span(0, KEYS))
-            store(o, span(0, ROWS), span(0, KEYS), tile=where(build(row_at, key_at), tile, 0.0))
+            tile = t.load(x, t.span(0, ROWS), t.span(0, KEYS))
+            t.store(
+                o, t.span(0, ROWS), t.span(0, KEYS), tile=t.where(build(row_at, key_at), tile, 0.0)
+            )
 
-    arrays = {"x": array(BF16, "rows keys"), "o": array(BF16, "rows keys")}
-    program = trace(body, arrays, name="masked")
+    arrays = {"x": t.array(t.BF16, "rows keys"), "o": t.array(t.BF16, "rows keys")}
+    program = t.trace(body, arrays, name="masked")
     (choice,) = [op for op in program.ops() if op.kind == "where"]
     return program, choice.srcs[0]
 
 
 CONDITIONS = {
-    "below a size": lambda r, k: k < size("keys"),
+    "below a size": lambda r, k: k < t.size("keys"),
     "causal": lambda r, k: r >= k,
     "causal, strict": lambda r, k: r + 1 > k,
     "within a window": lambda r, k: (r >= k) & (r - 5 < k),
-    "least of two": lambda r, k: minimum(r + 1, size("keys")) > k,
+    "least of two": lambda r, k: t.minimum(r + 1, t.size("keys")) > k,
     "strict": lambda r, k: r > k + 3,
     "a difference": lambda r, k: (2 - r) + k < 5,
-    "greatest of two": lambda r, k: maximum(k, k + 2) < size("keys"),
-    "three": lambda r, k: ((r >= k) & (k < size("keys"))) & (r - 9 < k),
+    "greatest of two": lambda r, k: t.maximum(k, k + 2) < t.size("keys"),
+    "three": lambda r, k: ((r >= k) & (k < t.size("keys"))) & (r - 9 < k),
 }
 
 
@@ -129,7 +115,7 @@ def test_what_is_not_a_comparison_of_positions_says_nothing() -> None:
 
 
 def test_a_condition_holds_everywhere_only_where_all_of_it_is_known() -> None:
-    program, condition = masked(lambda r, k: (k < size("keys")) & ((r < k) | (r > k)))
+    program, condition = masked(lambda r, k: (k < t.size("keys")) & ((r < k) | (r > k)))
     definitions = {op.dst.name: op for op in program.ops() if op.dst is not None}
     positions, index = Positions(definitions), program.loops()[0].index
     assert positions.everywhere(condition, index) is None
@@ -140,7 +126,7 @@ def test_a_condition_holds_everywhere_only_where_all_of_it_is_known() -> None:
 INDICES = st.recursive(
     st.one_of(st.sampled_from([symbol("x"), symbol("y")]), st.integers(-9, 9).map(as_index)),
     lambda inner: st.builds(
-        lambda op, a, b: {"+": a + b, "-": a - b, "max": maximum_index(a, b)}[op],
+        lambda op, a, b: {"+": a + b, "-": a - b, "max": t.maximum_index(a, b)}[op],
         st.sampled_from(["+", "-", "max"]),
         inner,
         inner,
@@ -150,24 +136,24 @@ INDICES = st.recursive(
 
 
 @given(INDICES, INDICES, st.integers(0, 50), st.integers(0, 50))
-def test_sums_and_differences_have_the_value_of_their_parts(a: Index, b: Index, x, y) -> None:
+def test_sums_and_differences_have_the_value_of_their_parts(a: t.Index, b: t.Index, x, y) -> None:
     values = {"x": x, "y": y}
     assert plus(a, b).evaluate(values) == a.evaluate(values) + b.evaluate(values)
     assert minus(a, b).evaluate(values) == a.evaluate(values) - b.evaluate(values)
 
 
 @given(INDICES, st.integers(-4, 4), st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
-def test_a_linear_form_is_the_expression(rest: Index, factor, j, x, y) -> None:
+def test_a_linear_form_is_the_expression(rest: t.Index, factor, j, x, y) -> None:
     whole = rest + symbol("j") * factor - symbol("j")
     form = linear(whole, "j")
     assert form is not None
     values = {"j": j, "x": x, "y": y}
     assert form[0] * j + form[1].evaluate(values) == whole.evaluate(values)
     assert linear(symbol("j") // 2, "j") is None
-    assert linear(maximum_index(symbol("j"), 0), "j") is None
+    assert linear(t.maximum_index(symbol("j"), 0), "j") is None
 
 
 def test_programs_of_these_tests_run() -> None:
     program, _ = masked(CONDITIONS["causal"])
     x = np.ones((16, 16), np.float32)
-    assert interpret(program, {"x": x, "o": np.zeros((16, 16))})["o"].shape == (16, 16)
+    assert t.interpret(program, {"x": x, "o": np.zeros((16, 16))})["o"].shape == (16, 16)

@@ -8,6 +8,7 @@ import pytest
 from tests.rewrites.test_rules import SHAPES, arrays_of, assert_same
 from tests.rewrites.textbooks import attention, matmul
 
+from warploom import tile as t
 from warploom.errors import CheckFailed
 from warploom.kernels.attention.program import AttentionConfig, textbook
 from warploom.rewrites.accumulators import cluster_reduce, swap_operands
@@ -19,24 +20,6 @@ from warploom.rewrites.masks import masked_loops, skip_masked_blocks, split_mask
 from warploom.rewrites.online_softmax import find
 from warploom.rewrites.replay import NotApplicable, Replay
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
-from warploom.tile import (
-    E4M3,
-    FP32,
-    Loop,
-    array,
-    full,
-    grid,
-    interpret,
-    load,
-    log,
-    loop,
-    max_along,
-    span,
-    store,
-    sum_along,
-    trace,
-    zeros,
-)
 
 
 class Beside(Replay):
@@ -62,7 +45,7 @@ def edited(program, wanted, **changes):
     def visit(body):
         return tuple(
             replace(item, body=visit(item.body))
-            if isinstance(item, Loop)
+            if isinstance(item, t.Loop)
             else replace(item, **changes)
             if item is wanted
             else item
@@ -83,16 +66,16 @@ def number_of(program, var):
 
 def scaled(factor):
     def body(x, y):
-        store(y, span(0, 8), tile=load(x, span(0, 8)) * factor)
+        t.store(y, t.span(0, 8), tile=t.load(x, t.span(0, 8)) * factor)
 
-    return trace(body, {"x": array(FP32, "m"), "y": array(FP32, "m")}, name="scaled")
+    return t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")}, name="scaled")
 
 
 def logs():
     def body(x, y):
-        store(y, span(0, 8), tile=log(load(x, span(0, 8))) * 0.0)
+        t.store(y, t.span(0, 8), tile=t.log(t.load(x, t.span(0, 8))) * 0.0)
 
-    return trace(body, {"x": array(FP32, "m"), "y": array(FP32, "m")}, name="logs")
+    return t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")}, name="logs")
 
 
 @pytest.mark.parametrize("off", [1e-3, 1e-6, 1e-8])
@@ -136,14 +119,14 @@ def add_other_products(replay, softmax) -> None:
     (var,) = [var for var in softmax.sums if var != softmax.total]
     acc = replay.tile(var)
     values = replay.tile(ops_of(replay.program, "load")[-1].dst)
-    ones = full(1.0, values.type.dtype, **dict(softmax.scores.type.axes))
+    ones = t.full(1.0, values.type.dtype, **dict(softmax.scores.type.axes))
     acc += ones @ values
 
 
 def store_a_block(replay, softmax) -> None:
     target = replay.program.array("o")
-    tile = zeros(rows=64, d=64).cast(target.dtype)
-    store(target, 0, 0, span(0, 64), span(0, 64), tile=tile)
+    tile = t.zeros(rows=64, d=64).cast(target.dtype)
+    t.store(target, 0, 0, t.span(0, 64), t.span(0, 64), tile=tile)
 
 
 def carry(replay, softmax) -> None:
@@ -219,7 +202,7 @@ def test_scaled_scores_that_something_else_reads_stay() -> None:
 
     def read(replay) -> None:
         acc = replay.tile(var)
-        acc[:] = acc + sum_along(replay.tile(scaling.dst), "keys")
+        acc[:] = acc + t.sum_along(replay.tile(scaling.dst), "keys")
 
     other = Beside(program, scaling, read).run()
     assert_same(other, in_powers_of_two(other), arrays_of(other, 2, rows=64, keys=200))
@@ -231,13 +214,13 @@ def test_scaled_scores_that_something_else_reads_stay() -> None:
 def test_weights_of_8_bits_do_not_saturate() -> None:
     """In the program's own types, where scores rise from block to block by less than the threshold:
     weights above 448 would all be 448."""
-    program = textbook(AttentionConfig(dtype=E4M3))
+    program = textbook(AttentionConfig(dtype=t.E4M3))
     arrays = arrays_of(program, 4, rows=128, keys=512, d=128, kv_heads=2, one=1, places=512)
     for name in ("q", "scale_q", "scale_k", "scale_v"):
         arrays[name][:] = 1.0
     arrays["k"][:] = np.linspace(0.0, 0.9, 512)[None, None, :, None]
-    right = interpret(program, arrays)["o"]
-    found = interpret(lazy_rescale(program, 15.0), arrays)["o"]
+    right = t.interpret(program, arrays)["o"]
+    found = t.interpret(lazy_rescale(program, 15.0), arrays)["o"]
     assert np.abs(found - right).max() < 0.05 * np.abs(right).max()
 
 
@@ -246,7 +229,7 @@ def test_weights_whose_sum_only_normalises_are_rounded_before_they_are_summed() 
 
     def rounds(program) -> bool:
         weighed = optimistic_rescale(program, 12.0)
-        back = [op for op in ops_of(weighed, "cast") if op.dst.type.dtype is FP32]
+        back = [op for op in ops_of(weighed, "cast") if op.dst.type.dtype is t.FP32]
         return any(op.srcs[0].type.axes[1:] for op in back)
 
     for lse in (False, True):
@@ -277,25 +260,25 @@ def test_sums_begin_at_0() -> None:
             rule(other)
 
 
-@pytest.mark.parametrize("along", [sum_along, max_along])
+@pytest.mark.parametrize("along", [t.sum_along, t.max_along])
 def test_an_epilogue_goes_along_what_a_block_has_whole(along) -> None:
     """The last axis is cut into parts; along the other one each block has all of it."""
 
     def normalised(axis):
         def body(a, b, c):
-            grid(m=1)
-            rows, cols = span(0, 64), span(0, 64)
-            acc = zeros(m=64, n=64)
-            for i in loop(4):
-                depth = span(i * 16, 16)
-                acc += load(a, rows, depth) @ load(b, depth, cols)
-            store(c, rows, cols, tile=(acc - along(acc, axis)).cast(c.dtype))
+            t.grid(m=1)
+            rows, cols = t.span(0, 64), t.span(0, 64)
+            acc = t.zeros(m=64, n=64)
+            for i in t.loop(4):
+                depth = t.span(i * 16, 16)
+                acc += t.load(a, rows, depth) @ t.load(b, depth, cols)
+            t.store(c, rows, cols, tile=(acc - along(acc, axis)).cast(c.dtype))
 
         kinds = {"a": "m k", "b": "k n", "c": "m n"}
         arrays = {
             name: replace(matmul().array(name), dims=tuple(d.split())) for name, d in kinds.items()
         }
-        return trace(body, arrays, name="normalised")
+        return t.trace(body, arrays, name="normalised")
 
     with pytest.raises(NotApplicable, match="which blocks have in parts"):
         cluster_reduce(normalised("n"), 2)
@@ -306,11 +289,15 @@ def test_an_epilogue_goes_along_what_a_block_has_whole(along) -> None:
 
 def test_only_a_division_by_a_vector_is_made_a_product() -> None:
     def body(x, y):
-        rows, cols = span(0, 8), span(0, 16)
-        tile = load(x, rows, cols)
-        store(y, rows, cols, tile=tile / sum_along(tile, "n") + tile / (tile + 3.0) + tile / 7.0)
+        rows, cols = t.span(0, 8), t.span(0, 16)
+        tile = t.load(x, rows, cols)
+        t.store(
+            y, rows, cols, tile=tile / t.sum_along(tile, "n") + tile / (tile + 3.0) + tile / 7.0
+        )
 
-    program = trace(body, {"x": array(FP32, "m n"), "y": array(FP32, "m n")}, name="divided")
+    program = t.trace(
+        body, {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n")}, name="divided"
+    )
     rewritten = divide_once_a_row(program)
     arrays = {"x": np.random.default_rng(0).uniform(1.0, 2.0, (8, 16)), "y": np.zeros((8, 16))}
     assert_same(program, rewritten, arrays)
@@ -343,7 +330,7 @@ def test_a_product_that_is_read_behind_its_mask_stays() -> None:
 
     def read(replay) -> None:
         sums = replay.tile(total)
-        sums[:] = sums + sum_along(replay.tile(mask.srcs[1]) * 0.5, "keys")
+        sums[:] = sums + t.sum_along(replay.tile(mask.srcs[1]) * 0.5, "keys")
 
     with pytest.raises(NotApplicable, match="alone in reading"):
         mask_in_place(Beside(program, mask, read).run())
