@@ -129,9 +129,10 @@ def multistage(
     for loop in placement.program.loops():
         ops = _placed(loop, placement)
         order = [(op.label, 0) for op in ops]
+        rings = _rings(placement, loop, slots)
         reader = {
             ring: max(op.id for op in _readers(placement, ops, names))
-            for ring, names in _rings(placement, loop, slots).items()
+            for ring, names in rings.items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         sums = {op.dst for op in ops if op.id == last}
@@ -148,29 +149,43 @@ def multistage(
                 place_ = after + 1
                 if last_reader.kind == "mma":
                     place_ = _first_toucher(placement, order, by_label, last_reader, after)
-                elif placement.abreast > 1:
-                    place_ = max(place_, _behind_matmul(order, by_label, last_reader))
+                elif placement.abreast > 1 or (
+                    [one.kind for one in ops if one.id > op][:1] not in ([], ["mma"])
+                    and _rooms(loop, rings[ring], depth, slots) > 1
+                ):
+                    place_ = _behind_matmul(order, by_label, after)
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
         if last_behind:
             order = _with_last_behind(placement, order, by_label)
         if first_ahead:
-            order = _with_first_ahead(placement, order, by_label, _rings(placement, loop, slots))
+            order = _with_first_ahead(placement, order, by_label, rings)
         loops[loop.index] = write(placement, loop, own, depth, order, slots=slots)
-        _check_slots(placement, loop, order, _rings(placement, loop, slots), loops[loop.index])
+        _check_slots(placement, loop, order, rings, loops[loop.index])
     return loops
 
 
-def _behind_matmul(order: Sequence[tuple[str, int]], by_label: Mapping[str, Op], reader: Op) -> int:
-    """The place behind the first matmul that takes what an op made of a slot: it waits for what
-    lanes have asked of the slot, which giving the slot back does not. Groups that do tasks abreast
-    keep shared memory so busy that the next copy can come before."""
-    for number, (label, _) in enumerate(order):
-        op = by_label.get(label)
-        if op is not None and op.kind == "mma" and op.id > reader.id and reader.dst in op.srcs:
-            return number + 1
-    return 0
+def _behind_matmul(
+    order: Sequence[tuple[str, int]], by_label: Mapping[str, Op], reader: int
+) -> int:
+    """The place behind the first matmul that takes what a reader made of a slot, or is next: by
+    then lanes have what they asked of it. Right behind the reader the arrival that gives the slot
+    back would wait for that, unless a matmul follows."""
+    later = [
+        (number, by_label[label])
+        for number, (label, _) in enumerate(order)
+        if number > reader and label in by_label and by_label[label].kind == "mma"
+    ]
+    made = by_label[order[reader][0]].dst
+    takers = [number for number, op in later if made in op.srcs]
+    return next(iter((*takers, *(number for number, _ in later))), reader) + 1
+
+
+def _rooms(loop: Loop, tiles: Sequence[str], depth: int, slots: Mapping[str, int]) -> int:
+    """Slots of the ring of some loaded tiles."""
+    loads = [op for op in loop.body if isinstance(op, Op) and op.dst and op.dst.name in tiles]
+    return min(_slots_of(op, depth, slots) for op in loads)
 
 
 def _check_slots(

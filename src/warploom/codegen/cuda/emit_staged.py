@@ -36,8 +36,9 @@ BYTE_PAIRS = {
 }
 
 
-def vectors_of(ring: Ring) -> list[str]:
-    """Where the vectors of a ring's slot are."""
+def vectors_of(values: Values, ring: Ring) -> list[str]:
+    """Where the vectors of a ring's slot are. What is read at once is volatile: the compiler would
+    read it where it is used."""
     lines: list[str] = []
     for buffer in ring.buffers:
         for var in (op.dst for op in buffer.loads if op.dst and len(op.dst.type.axes) == 1):
@@ -47,6 +48,16 @@ def vectors_of(ring: Ring) -> list[str]:
                 f"const {word}* const {var.name}_slot = reinterpret_cast<const {word}*>("
                 f"__builtin_assume_aligned(shared_raw + {shift}, {CHUNK}));"
             )
+            if values.reads_at_once(var):
+                (count, halves), place = values.extents(var.type), At("row", i="h")
+                row = values.row(var.type.names[0], var.type.shape[0], place)
+                read = f"*static_cast<const volatile {word}*>(&{var.name}_slot[{row}])"
+                lines += [
+                    f"{word} {var.name}_own[{count}][{halves}];",
+                    *unrolled("t", count),
+                    *unrolled("h", halves),
+                    f"    {var.name}_own[t][h] = {read};",
+                ]
     return lines
 
 

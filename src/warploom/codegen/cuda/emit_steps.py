@@ -156,7 +156,7 @@ class StepLines:
             *head,
             f"barrier_wait({name}_full + {slot} * 8, {phase});",
             f"const unsigned {name}_at = in_block({name}_base) + {slot} * {ring.slot_bytes};",
-            *vectors_of(ring),
+            *vectors_of(self.values, ring),
             *([f"advance<{ring.depth}>({name}_cursor);"] if moves else []),
             *held_lines(self.block, self.values, ring),
         ]
@@ -203,7 +203,7 @@ class StepLines:
                     f"const unsigned {name}_at = in_block({name}_base) + {slot} * "
                     f"{ring.slot_bytes};"
                 )
-                found += vectors_of(ring)
+                found += vectors_of(here.values, ring)
         return ["{", *indent([*found, *lines]), "}"] if found else lines
 
     def _join(self, step: steps.Join) -> list[str]:

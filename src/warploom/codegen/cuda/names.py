@@ -21,7 +21,7 @@ LOCALS = frozenset(
 )
 SUFFIXES = (
     "_base _end _full _empty _cursor _oldest _first _staged _room _at _live _start _stop _count "
-    "_place _data _slot _turn"
+    "_place _data _slot _turn _own"
 ).split()
 KEYWORDS = frozenset(
     "alignas alignof and asm auto bool break case catch char class const constexpr continue "

@@ -111,6 +111,11 @@ class Values(RegisterTiles):
         begin = " = {}" if self.halves == 1 and word == "unsigned" else ""
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)}{begin};"
 
+    def reads_at_once(self, var: Var) -> bool:
+        """Whether a thread's rows of a vector in a slot are read as soon as it is there, before the
+        join that their reader waits for: one group has none beside it that runs meanwhile."""
+        return self.form(var.type) == "row" and self.placement.parts == 1
+
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
         """The expression of one element of a variable, inlined ops expanded. Of a tile in a slot
         the words of 16 columns are at hand (`emit_staged.from_slots_lines`).
@@ -127,6 +132,8 @@ class Values(RegisterTiles):
             axis, array = var.type.names[0], self.placement.shared[var.name][0].array
             if array is not None and array.fragments:
                 return self._of_quad(var, at)
+            if self.reads_at_once(var):
+                return f"{var.name}_own[{at.t}][{at.h}]"
             return f"{var.name}_slot[{self.place(axis, var.type.size(axis), at)}]"
         if self.placement.is_shared(var):
             return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
