@@ -66,11 +66,7 @@ def _gemm() -> Case:
 def _attention(causal: bool) -> Case:
     config = attention_kernel.AttentionConfig(causal=causal)
     plan = LaunchPlan(persistent=not causal, split="rows")
-    names = (
-        *(name for name in NAMES if name != "inflight"),
-        FIRST,
-        "solve+pingpong",
-    )
+    names = (*(name for name in NAMES if name != "inflight"), FIRST, "solve+pingpong")
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
 
@@ -112,13 +108,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     kind, *added = name.split("+")
     seed = next((int(one[4:]) for one in added if one.startswith("seed")), SEARCH.seed)
     end = "nominal" if "nominal" in added else SEARCH.cost_end
-    search = replace(
-        SEARCH,
-        expand="copies" in added,
-        seed=seed,
-        cost_end=end,
-        replayed=not added,
-    )
+    search = replace(SEARCH, expand="copies" in added, seed=seed, cost_end=end, replayed=not added)
     schedule = schedule_for(case.program, Policy(kind, case.launch, search=search))
     if "shallow" in added:
         schedule = shallow(schedule)

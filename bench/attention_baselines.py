@@ -146,10 +146,7 @@ def masks(cudnn: Any, config: AttentionConfig, right: str, left: str) -> dict[st
     """The arguments of a mask; the two bounds are named differently for 16 and for 8 bits."""
     if not config.causal and config.window is None:
         return {}
-    found: dict[str, Any] = {
-        "diagonal_alignment": cudnn.diagonal_alignment.TOP_LEFT,
-        right: 0,
-    }
+    found: dict[str, Any] = {"diagonal_alignment": cudnn.diagonal_alignment.TOP_LEFT, right: 0}
     return found | ({left: config.window} if config.window is not None else {})
 
 

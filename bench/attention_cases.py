@@ -106,10 +106,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x80-early-split-lazy",
         "128x80-direct-early-split-lazy",
     ),
-    "d256 causal": (
-        "128x64-dynamic16-cooperative",
-        "128x80-dynamic16-split-lazy",
-    ),
+    "d256 causal": ("128x64-dynamic16-cooperative", "128x80-dynamic16-split-lazy"),
     "fp8 d128": (
         "128x224-prefetch-cooperative",
         "128x128-overlap-early-optimistic",
@@ -123,19 +120,13 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-dynamic16-pingpong-overlap-early-optimistic",
         "128x160-dynamic16-overlap-early-optimistic",
     ),
-    "fp8 d64": (
-        "192x128-prefetch",
-        "192x96-overlap-early-optimistic",
-    ),
+    "fp8 d64": ("192x128-prefetch", "192x96-overlap-early-optimistic"),
     "fp8 d64 causal": (
         "128x128-dynamic16-overlap-early-optimistic",
         "128x192-dynamic16-overlap-early-optimistic",
     ),
     "fp8 d256": ("128x96-prefetch-early-optimistic",),
-    "fp8 d256 causal": (
-        "128x64-dynamic16-cooperative",
-        "128x96-dynamic16-early-optimistic",
-    ),
+    "fp8 d256 causal": ("128x64-dynamic16-cooperative", "128x96-dynamic16-early-optimistic"),
     "packed d128 causal": (
         "128x128-dynamic16-cooperative",
         "128x128-dynamic16",

@@ -411,13 +411,7 @@ def power_probes(sms: int, data: int, encode: Any) -> list[Probe]:
 
 
 def _tiles(
-    encode: Any,
-    data: int,
-    pitch: int,
-    boxes: int,
-    slots: int,
-    share: int,
-    first: int = 0,
+    encode: Any, data: int, pitch: int, boxes: int, slots: int, share: int, first: int = 0
 ) -> Probe:
     """A ring of tiles of 128 x 64 elements of two bytes; `pitch` is of their matrices, in bytes,
     and tiles begin so many elements into a row."""

@@ -227,7 +227,7 @@ def _of_gradients(rows: list[Row]) -> list[str]:
     return [
         f"{len(rows)} kernels of attention's gradients ({len(GRADIENTS)} configurations of head "
         f"size, mask and order of sums), {len(MANY)} orders each, {orders} in all: {blamed} "
-        "blamed.",
+        "blamed."
     ]
 
 

@@ -142,11 +142,7 @@ def predicted(case: Case, point: Point, cubin: bytes) -> dict[str, Any]:
         for trips, one in zip(launch.trips, walked.loops.values(), strict=True)
     )
     return {
-        "predicted": {
-            "microseconds": found.microseconds,
-            "mhz": found.mhz,
-            "limits": found.limits,
-        },
+        "predicted": {"microseconds": found.microseconds, "mhz": found.mhz, "limits": found.limits},
         "cycles": {name: one.cycles for name, one in walked.loops.items()},
         "outside": found.microseconds * found.mhz - inside / (SMS * resident),
         "groups": len(selected.schedule.compute) * resident,
@@ -231,10 +227,7 @@ def facts(note: Mapping[str, Any], counts: Counts, ours: float) -> dict[str, Any
         "mhz": round(mhz),
         "limits": told["limits"],
         "cycles": {n: [round(note["cycles"][n]), round(one[0])] for n, one in counts.items()},
-        "cycles outside of loops": [
-            round(note["outside"]),
-            round(ours * mhz - inside),
-        ],
+        "cycles outside of loops": [round(note["outside"]), round(ours * mhz - inside)],
     }
 
 

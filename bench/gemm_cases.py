@@ -107,11 +107,7 @@ VARIANTS: dict[str, Variant] = {
     },
     **{
         f"fp8 promoted {name}": choice_variant(GEMM.find(name), PROMOTED)
-        for name in (
-            "128x128-two-in-flight",
-            "128x192",
-            "192x128-along-n",
-        )
+        for name in ("128x128-two-in-flight", "128x192", "192x128-along-n")
     },
 }
 FEW = (
@@ -147,12 +143,7 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
         "160x256-swap-ab-by-m",
     ),
     (1000, 20000, 2000): ("200x128-swap-ab", "128x256", "128x256-at-once", "192x256-along-n"),
-    (12345, 1544, 3080): (
-        "192x200",
-        "128x192",
-        "128x320-direct",
-        "264x128-swap-ab",
-    ),
+    (12345, 1544, 3080): ("192x200", "128x192", "128x320-direct", "264x128-swap-ab"),
     (2048, 2048, 16384): ("128x256", "128x256-at-once", "256x128-along-n", "128x128-two-per-sm"),
     (16384, 1024, 4096): ("128x256", "128x128", "200x128-swap-ab", "192x256", "256x128-along-n"),
     (2048, 2048, 2048): FEW,

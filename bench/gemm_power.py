@@ -24,15 +24,7 @@ from bench import gemm as base
 from bench import gemm_cases as cases
 from bench import kernel_bench as kb
 from bench.evidence import Evidence, write_rows
-from bench.sitting import (
-    CYCLE_FLOPS,
-    POWER_CAP,
-    SMS,
-    Loop,
-    Meter,
-    Reading,
-    settled,
-)
+from bench.sitting import CYCLE_FLOPS, POWER_CAP, SMS, Loop, Meter, Reading, settled
 from warploom.codegen.compile.build import Built
 
 ROOT = Path(__file__).resolve().parent.parent

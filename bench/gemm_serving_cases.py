@@ -13,13 +13,7 @@ from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
 from warploom.errors import InputError
 from warploom.kernels.gemm.experts import combine_rows, gather_rows, rows_schedule
-from warploom.kernels.gemm.grouped import (
-    SCALED,
-    GroupedConfig,
-    grouped,
-    work_list,
-    work_schedule,
-)
+from warploom.kernels.gemm.grouped import SCALED, GroupedConfig, grouped, work_list, work_schedule
 from warploom.kernels.gemm.grouped_plan import plan_grouped
 from warploom.kernels.gemm.program import GemmConfig, combine
 from warploom.kernels.gemm.variant import choose_gemm

@@ -23,12 +23,7 @@ from bench.kernel_bench import CONTROL, COPY, OURS
 from bench.linear_attention import BATCH, HEADS, LONG, RESULTS, WRONG
 from warploom.autosched.schedules import compiled
 from warploom.codegen.compile.build import Built
-from warploom.kernels.recurrent.hedgehog import (
-    FEATURES,
-    HedgehogConfig,
-    default_policy,
-    hedgehog,
-)
+from warploom.kernels.recurrent.hedgehog import FEATURES, HedgehogConfig, default_policy, hedgehog
 from warploom.kernels.recurrent.task import CHUNK
 
 D = 128

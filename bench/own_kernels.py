@@ -77,10 +77,7 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
         )
         for number in range(plan.processes)
     ]
-    with (
-        Players(tasks) as players,
-        LocalMeasurer(settings=MeasureSettings(rounds=8)) as gpu,
-    ):
+    with Players(tasks) as players, LocalMeasurer(settings=MeasureSettings(rounds=8)) as gpu:
         baseline = gpu.prepare(Workload(original.data, launch_of(case, home, case.search)))
         results = players.play(gpu)
         best = leaders(results) | {f"start {n}": image for n, image in enumerate(starts)}

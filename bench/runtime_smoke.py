@@ -21,13 +21,7 @@ import numpy as np
 
 from bench import runtime_kernels as kernels
 from warploom.files import write_text_atomically
-from warploom.runtime import (
-    Buffer,
-    CheckSettings,
-    LocalMeasurer,
-    TimingSettings,
-    Workload,
-)
+from warploom.runtime import Buffer, CheckSettings, LocalMeasurer, TimingSettings, Workload
 from warploom.runtime.device import CudaError
 from warploom.runtime.driver import CudaDevice
 from warploom.runtime.helpers import Helpers

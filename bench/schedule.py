@@ -48,13 +48,7 @@ from warploom.schedule import (
 )
 from warploom.schedule.model.costs import CostTable, costs, target
 from warploom.schedule.refute.refute import CONFIRMED, refute, settled
-from warploom.schedule.solve.solve import (
-    Clock,
-    Problem,
-    joint_encoding,
-    modulo_schedule,
-    solve,
-)
+from warploom.schedule.solve.solve import Clock, Problem, joint_encoding, modulo_schedule, solve
 from warploom.schedule.solve.solver import Effort, run, solver_name
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -230,10 +230,7 @@ def table(file: str, columns: list[str]) -> str:
         rows.sort(key=lambda row: -row.ratio_to_best)
         columns = columns[1:]
     chosen = [_column(column, file) for column in columns]
-    lines = [
-        "| " + " | ".join(title for title, _ in chosen) + " |",
-        "|" + "---|" * len(chosen),
-    ]
+    lines = ["| " + " | ".join(title for title, _ in chosen) + " |", "|" + "---|" * len(chosen)]
     lines += ["| " + " | ".join(cell(row) for _, cell in chosen) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 

@@ -103,12 +103,7 @@ def exact(model: Model) -> Model:
 
 def of_warploom() -> Operators:
     """Our kernels."""
-    from warploom.integrations import (  # noqa: PLC0415 - needs a GPU
-        torch_cache,
-        torch_decode,
-        torch_op,
-        torch_rows,
-    )
+    from warploom.integrations import torch_cache, torch_decode, torch_op, torch_rows  # noqa: PLC0415 - needs a GPU
 
     return Operators(
         torch_op.gemm,

@@ -31,11 +31,7 @@ def rmsnorm_linear(tile_m: int = 128, tile_n: int = 128, step: int = 64) -> t.Pr
         scale = t.rsqrt(squares / t.number(t.size("k")) + 1e-6)
         t.store(y, rows, cols, tile=(product * scale).cast(t.BF16))
 
-    arrays = {
-        "x": t.array(t.BF16, "m k"),
-        "w": t.array(t.BF16, "k n"),
-        "y": t.array(t.BF16, "m n"),
-    }
+    arrays = {"x": t.array(t.BF16, "m k"), "w": t.array(t.BF16, "k n"), "y": t.array(t.BF16, "m n")}
     return t.trace(body, arrays, name="rmsnorm_linear")
 
 

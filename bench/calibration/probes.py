@@ -80,11 +80,7 @@ ARITHMETIC: Final[tuple[tuple[str, str, str], ...]] = (
     ("lds128", "LDS", "ld.shared.v4.u32 {{{x}, {y}, {z}, {u}}}, [{x}];"),
     ("sts32", "STS", "st.shared.u32 [{addr}+{near}], {x};"),
     ("sts128", "STS", "st.shared.v4.u32 [{addr}+{near}], {{{x}, {x}, {x}, {x}}};"),
-    (
-        "ldsm4",
-        "LDSM",
-        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{x}, {y}, {z}, {u}}}, [{x}];",
-    ),
+    ("ldsm4", "LDSM", "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{x}, {y}, {z}, {u}}}, [{x}];"),
     ("ldsm1", "LDSM", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{{x}}}, [{x}];"),
     (
         "stsm4",

@@ -99,12 +99,7 @@ def player_of(run: Run) -> Player:
 
 
 def play(
-    run: Run,
-    image: bytes,
-    kernel: str,
-    number: int,
-    requests: Queue[Any],
-    replies: Queue[Any],
+    run: Run, image: bytes, kernel: str, number: int, requests: Queue[Any], replies: Queue[Any]
 ) -> None:
     """Entry of a run's process: play until the measurements are spent, then report what it did."""
     began = time.monotonic()

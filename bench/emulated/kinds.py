@@ -323,7 +323,7 @@ CLASSES: dict[str, Edit] = {
 EQUIVALENT = {
     ("stores over queries", "stores not waited for at the end"): (
         "every task waits for its stores before it gives the queries' slot back"
-    ),
+    )
 }
 
 

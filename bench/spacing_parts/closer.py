@@ -17,12 +17,7 @@ import numpy as np
 from warploom.sass.decode.control import MAX_STALL, MAX_STALL_STAYING, Control
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.flow.dependence import dependences
-from warploom.sass.flow.distances import (
-    key_of,
-    pipe_neighbours,
-    stays_exclusive,
-    sync_pairs,
-)
+from warploom.sass.flow.distances import key_of, pipe_neighbours, stays_exclusive, sync_pairs
 from warploom.sass.flow.latency import job, spacing_key, sync_key
 from warploom.sass.rules.boundaries import pairs_across
 from warploom.sass.rules.control_rules import ControlRules

@@ -144,7 +144,7 @@ STATEMENTS: Final[Mapping[str, Write]] = {
     ),
     "atomic": _of(
         '{ u32 t; asm volatile("atom.shared.add.u32 $a, [$b+%k*2048], $c;" : "=r"(t)'
-        ' : "r"(mine), "r"(%i) : "memory"); %i ^= t; }',
+        ' : "r"(mine), "r"(%i) : "memory"); %i ^= t; }'
     ),
     "constant": _of("%i ^= table[(%i >> 3) & 255u];", "%i += table[(%i & 127u) + %n];"),
     "uniform": _of(

@@ -130,10 +130,7 @@ def test_counters_are_read_by_name_and_a_foreign_kernel_is_refused() -> None:
     units = '"","","","byte","ns"\n'
     rows = '"0","probe_write","9.0","1,024","5"\n"1","gemm","9.0","2048","6"\n'
     found = counters.parse(f"==PROF== x\n{head}{units}{rows}", names)
-    assert found["probe write 4"] == {
-        "dram__bytes_read.sum": 1024.0,
-        "gpu__time_duration.sum": 5.0,
-    }
+    assert found["probe write 4"] == {"dram__bytes_read.sum": 1024.0, "gpu__time_duration.sum": 5.0}
     with pytest.raises(CheckFailed, match="expected gemm-rows"):
         counters.parse(f"{head}{units}{rows.replace('gemm', 'sgemm')}", names)
     with pytest.raises(CheckFailed, match="base unit"):

@@ -95,8 +95,7 @@ def test_simulated_groups_give_what_the_program_says(order):
 
 
 @pytest.mark.parametrize(
-    ("number", "fault"),
-    [(0, r"may still take|under a matmul"), (1, "before the groups have met")],
+    ("number", "fault"), [(0, r"may still take|under a matmul"), (1, "before the groups have met")]
 )
 def test_a_meeting_that_is_missing_is_found(number, fault):
     broken = parse_block(without_meeting(block_text(lowered()), number), program())

@@ -64,10 +64,7 @@ BLOCKS = {
     ),
     "staged": staged,
 }
-OLDER = {
-    "older": lambda: planned(gemm_case(300, 320, 100), store="direct"),
-    "older-staged": staged,
-}
+OLDER = {"older": lambda: planned(gemm_case(300, 320, 100), store="direct"), "older-staged": staged}
 
 
 def printed(source):

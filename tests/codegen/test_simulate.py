@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from warploom.codegen.ir.block import Pipeline, Straight
 from warploom.codegen.ir.steps import Acquire, Join, Release, TurnPass, Wait
-from warploom.codegen.oracle.barriers import (
-    Company,
-    NamedBarrier,
-    PhaseBarrier,
-    Push,
-    TaskRing,
-)
+from warploom.codegen.oracle.barriers import Company, NamedBarrier, PhaseBarrier, Push, TaskRing
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError

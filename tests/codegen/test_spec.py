@@ -120,15 +120,13 @@ FAULTS = {
         ("tiny", START, " *at 0: Fill load.2 into k\n", ""),
     ],
     "a slot is acquired and published once an iteration": [
-        ("tiny", "loader_slots", " *at 0: Publish k\n", ""),
+        ("tiny", "loader_slots", " *at 0: Publish k\n", "")
     ],
     "a slot is taken and given back once an iteration": [
         ("tiny", "waits", r" *at \d+: Wait v\n", ""),
         ("tiny", "waits", r"( *at \d+: Release v\n)", r"\1\1"),
     ],
-    "matmuls of loops know their turn": [
-        ("tiny, turns", "number_turns", ", turn 0", ""),
-    ],
+    "matmuls of loops know their turn": [("tiny, turns", "number_turns", ", turn 0", "")],
     "the program's meaning": [
         # An op is done on another iteration; two that touch one tile change places; one is left
         # out of the epilogue; one is done twice; and sums are halved in the wrong iteration.
@@ -155,7 +153,7 @@ FAULTS = {
         ("tiny, overlap", LAST, " *ahead: Wait k\n", ""),
     ],
     "no turn is left to take": [
-        ("tiny, turns", "take_turns", "Issue mma.3", "Issue mma.3, turn 0"),
+        ("tiny, turns", "take_turns", "Issue mma.3", "Issue mma.3, turn 0")
     ],
     "turns": [
         ("tiny, turns", "take_turns", " *TurnPass\n", ""),

@@ -92,8 +92,7 @@ def test_a_gemm_is_what_its_kernel_computes(settings: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("attention", s) for s in ATTENTION] + [("gemm", s) for s in GEMM],
+    ("name", "settings"), [("attention", s) for s in ATTENTION] + [("gemm", s) for s in GEMM]
 )
 def test_a_programs_derivation_keeps_its_bound(name: str, settings: dict[str, str]) -> None:
     config, sizes = configured(name, settings)

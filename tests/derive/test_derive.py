@@ -272,10 +272,7 @@ def test_universal_comparison() -> None:
 
 
 def test_derivation_json_round_trip() -> None:
-    for found in (
-        derived("attention", memory=MEMORY),
-        derived("gqa_decode", gpu_name="h200"),
-    ):
+    for found in (derived("attention", memory=MEMORY), derived("gqa_decode", gpu_name="h200")):
         data = json.loads(json.dumps(found.to_json()))
         again = Derivation.from_json(data)
         assert again.kernels == found.kernels

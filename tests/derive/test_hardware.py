@@ -6,13 +6,7 @@ import pytest
 from tests.derive.cases import loops
 
 from warploom.derive.cost.gpu import gpu
-from warploom.derive.cost.hardware import (
-    Recipe,
-    ceiling,
-    clock_table,
-    configure,
-    interval,
-)
+from warploom.derive.cost.hardware import Recipe, ceiling, clock_table, configure, interval
 from warploom.derive.formula.library import formula
 from warploom.derive.kernel.kernel import Kernel
 from warploom.derive.kernel.legal import make_kernel

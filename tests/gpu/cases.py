@@ -47,12 +47,7 @@ from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.gemm.weight_only import weight_only, weight_only_policy
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.kernels.recurrent import hedgehog, solved
-from warploom.kernels.recurrent.backward import (
-    ALLOW,
-    backward_policy,
-    parts_of,
-    recurrent_backward,
-)
+from warploom.kernels.recurrent.backward import ALLOW, backward_policy, parts_of, recurrent_backward
 from warploom.kernels.recurrent.program import RecurrentConfig, default_policy, recurrent
 from warploom.kernels.rows.choose import row_kernel, scaled_kernel, sums_kernel
 from warploom.kernels.rows.program import RowConfig

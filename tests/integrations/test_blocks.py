@@ -11,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 mamba2, deltanet, transformer, blocks = map(
-    importlib.import_module,
-    ("mamba2_block", "gated_deltanet_block", "transformer_block", "blocks"),
+    importlib.import_module, ("mamba2_block", "gated_deltanet_block", "transformer_block", "blocks")
 )
 MADE = {
     "mamba2": lambda width, ops: mamba2.Mamba2(width, 16, getattr(mamba2, ops)()),

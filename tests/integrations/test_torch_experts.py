@@ -8,12 +8,7 @@ torch = pytest.importorskip("torch")
 from warploom import tile as t  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
 from warploom.integrations import torch_experts, torch_program  # noqa: E402
-from warploom.integrations.torch_experts import (  # noqa: E402
-    combine_rows,
-    experts_mlp,
-    gather_rows,
-    route,
-)
+from warploom.integrations.torch_experts import combine_rows, experts_mlp, gather_rows, route  # noqa: E402
 from warploom.kernels.gemm import experts  # noqa: E402
 from warploom.kernels.gemm.grouped import grouped, work_list  # noqa: E402
 

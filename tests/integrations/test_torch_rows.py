@@ -258,11 +258,7 @@ def test_rows_loaded_again_change_nothing(op):
 
 
 @pytest.mark.parametrize(
-    ("op", "shapes", "flags"),
-    [
-        ("rmsnorm", ((5, 24), (24,)), ()),
-        ("softmax", ((5, 24),), (True,)),
-    ],
+    ("op", "shapes", "flags"), [("rmsnorm", ((5, 24), (24,)), ()), ("softmax", ((5, 24),), (True,))]
 )
 def test_shapes_may_be_symbols_of_a_graph(interpreted, op, shapes, flags):
     given = [torch.randn(shape, requires_grad=True) for shape in shapes]

@@ -21,13 +21,7 @@ from warploom.codegen.oracle.barriers import PhaseBarrier
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.gemm.program import (
-    ACTIVATIONS,
-    GemmConfig,
-    combine,
-    default_policy,
-    gemm,
-)
+from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, default_policy, gemm
 from warploom.kernels.gemm.reference import reference
 from warploom.tile.interpret import bind
 

@@ -11,12 +11,7 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.recurrent.hedgehog import (
-    HedgehogConfig,
-    default_policy,
-    hedgehog,
-    reference,
-)
+from warploom.kernels.recurrent.hedgehog import HedgehogConfig, default_policy, hedgehog, reference
 
 ROUNDING = 4e-3  # of weights, features, states and results to bf16
 

@@ -84,11 +84,7 @@ def kernels() -> dict[str, tuple[Program, KernelSchedule, tuple[str, ...]]]:
     for page, split in ((None, True), (None, False), (16, True), (64, False)):
         config = DecodeConfig(group=4, page=page, split=split)
         name = f"decode {page or 'dense'} {'parts' if split else 'whole'}"
-        found[name] = (
-            decode(config),
-            schedule_for(decode(config), decode_policy(config)),
-            (),
-        )
+        found[name] = (decode(config), schedule_for(decode(config), decode_policy(config)), ())
     return found
 
 

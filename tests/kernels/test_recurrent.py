@@ -166,11 +166,7 @@ def test_rows_that_fill_no_chunk_leave_the_right_state(rows):
     for config in (CASES["retention"], CASES["mamba"]):
         values = case(config, rows)
         want = reference(config, values, 0.5)
-        got = simulate(
-            lowered(recurrent(config), default_policy(config)),
-            values,
-            SCALE,
-        )
+        got = simulate(lowered(recurrent(config), default_policy(config)), values, SCALE)
         assert all(distance(got[name], want[name]) < ROUNDING for name in want)
 
 

@@ -169,11 +169,7 @@ def test_the_forward_pass_keeps_the_states():
         values, sizes = case(kept, 150), sizes_of(config, 1, 150, 2)
         for one in (x for x in recurrent(kept).arrays if x.name not in values):
             values[one.name] = np.full([sizes[dim] for dim in one.dims], np.nan)
-        got = simulate(
-            lowered(recurrent(kept), default_policy(kept)),
-            values,
-            {"scale": SCALE},
-        )
+        got = simulate(lowered(recurrent(kept), default_policy(kept)), values, {"scale": SCALE})
         for name, want in reference(kept, values, SCALE).items():
             assert distance(got[name], want) < ROUNDING, name
 

@@ -42,8 +42,7 @@ def test_keys_follow_rows_unless_given():
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("gemm", {"tile": "128,128,64"}), ("attention", {"tile": "128,64"})],
+    ("name", "settings"), [("gemm", {"tile": "128,128,64"}), ("attention", {"tile": "128,64"})]
 )
 def test_a_tile_that_was_given_is_kept(name, settings):
     chosen = select(name, settings)

@@ -229,8 +229,7 @@ def test_a_rule_that_breaks_the_meaning_is_seen(rule, monkeypatch) -> None:
         wrong = in_powers_of_two(program)
     elif rule == "bound":
         monkeypatch.setattr(
-            "warploom.rewrites.masks.least",
-            lambda bounds, other: least(bounds, other) - 1,
+            "warploom.rewrites.masks.least", lambda bounds, other: least(bounds, other) - 1
         )
         wrong = skip_masked_blocks(program)
     else:

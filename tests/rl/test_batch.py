@@ -189,9 +189,7 @@ def test_deriving_the_original_order_gives_the_compilers_fields(
             assert np.array_equal(getattr(derived, field), getattr(original, field)), field
 
 
-def test_many_versions_at_once_are_judged_as_one_at_a_time(
-    bench: Callable[[str], Bench],
-) -> None:
+def test_many_versions_at_once_are_judged_as_one_at_a_time(bench: Callable[[str], Bench]) -> None:
     one = bench(KERNELS[0])
     block = max(range(len(one.blocks)), key=lambda number: one.blocks[number].size)
     batch = one.blocks[block]

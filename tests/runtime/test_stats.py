@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.runtime.stats import (
-    Ratio,
-    bootstrap_ratio,
-    median_interval,
-    palindrome,
-    round_ratios,
-)
+from warploom.runtime.stats import Ratio, bootstrap_ratio, median_interval, palindrome, round_ratios
 
 
 def simulate(

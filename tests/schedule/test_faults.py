@@ -10,17 +10,7 @@ from fixtures import graph_b, target_b, witness
 from solutions import problem, solved
 
 from warploom.errors import CheckFailed
-from warploom.schedule import (
-    Edge,
-    Graph,
-    Group,
-    Node,
-    Objective,
-    Prices,
-    Schedule,
-    UnitUse,
-    check,
-)
+from warploom.schedule import Edge, Graph, Group, Node, Objective, Prices, Schedule, UnitUse, check
 from warploom.schedule.check.simulate import simulate, verify
 from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import OURS, PAPER
@@ -52,10 +42,7 @@ FAULTS = {
     ),
     "unroll": replace(GOOD, rules=replace(PAPER, unroll=1), time={**GOOD.time, "C0": -400}),
     "nodes": replace(GOOD, time={**GOOD.time, "Q": 0}, group={**GOOD.group, "Q": "load"}),
-    "groups": replace(
-        GOOD,
-        groups=(*GOOD.groups, Group("extra", 4, 24)),
-    ),
+    "groups": replace(GOOD, groups=(*GOOD.groups, Group("extra", 4, 24))),
     "objective": replace(GOOD, objectives=(Objective("traffic", 1, 1, "points"),)),
 }
 

@@ -51,12 +51,7 @@ def tight_problem(graph: Graph, groups: int, rules: Rules, seconds: float = 10.0
     """None for a graph that the target refuses by name."""
     try:
         return Problem(
-            graph,
-            tight_target(groups),
-            rules,
-            effort=Effort(seconds),
-            stages=STAGES,
-            objectives=(),
+            graph, tight_target(groups), rules, effort=Effort(seconds), stages=STAGES, objectives=()
         )
     except InputError:
         return None

@@ -183,10 +183,7 @@ NOTHING = _said("")
 FORMS: list[tuple[str, Make]] = [
     (rf"mbarrier\.init{SHARED}\.b64", _said("machine::mbarrier_init({m0}, {u1});")),
     (rf"mbarrier\.inval{SHARED}\.b64", _said("machine::mbarrier_drop({m0});")),
-    (
-        rf"mbarrier\.expect_tx{SCOPE}{SHARED}\.b64",
-        _said("machine::mbarrier_expect({m0}, {u1});"),
-    ),
+    (rf"mbarrier\.expect_tx{SCOPE}{SHARED}\.b64", _said("machine::mbarrier_expect({m0}, {u1});")),
     (
         rf"mbarrier\.arrive(\.expect_tx)?{SCOPE}{SHARED}\.b64",
         lambda call: arrive_remote(call) if call.ops[0].kind == "address" else arrive(call),
@@ -201,10 +198,7 @@ FORMS: list[tuple[str, Make]] = [
         r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?",
         _said("machine::cluster_arrive(true);"),
     ),
-    (
-        r"barrier\.cluster\.arrive\.relaxed(?:\.aligned)?",
-        _said("machine::cluster_arrive(false);"),
-    ),
+    (r"barrier\.cluster\.arrive\.relaxed(?:\.aligned)?", _said("machine::cluster_arrive(false);")),
     (r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?", _said("machine::cluster_wait();")),
     (
         r"(?:bar(?:\.cta)?|barrier(?:\.cta)?)\.sync(?:\.aligned)?",
@@ -281,10 +275,7 @@ FORMS: list[tuple[str, Make]] = [
         wgmma,
     ),
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32", mma),
-    (
-        r"(ld|st)(?:\.weak|\.volatile)?\.(shared|shared::cta)(\.v[24])?\.(\w+)",
-        _memory,
-    ),
+    (r"(ld|st)(?:\.weak|\.volatile)?\.(shared|shared::cta)(\.v[24])?\.(\w+)", _memory),
     (r"ld\.acquire\.gpu\.global\.(\w+)", poll),
     (
         r"(ld|st)(?:\.weak|\.volatile|\.relaxed\.gpu|\.acquire\.gpu|\.release\.gpu)?\.(global)"
@@ -302,10 +293,7 @@ FORMS: list[tuple[str, Make]] = [
             f"{call.ops[2].value(TYPES[call.groups[0]])})"
         ),
     ),
-    (
-        r"red(?:\.relaxed)?(?:\.gpu)?\.global\.add(?:\.noftz)?\.(bf16|f16|f32|u32|s32)",
-        _add_global,
-    ),
+    (r"red(?:\.relaxed)?(?:\.gpu)?\.global\.add(?:\.noftz)?\.(bf16|f16|f32|u32|s32)", _add_global),
     (
         r"mapa(?:\.shared::cluster)?\.u32",
         lambda call: call.ops[0].set(f"machine::map_to({call.u32(1)}, {call.u32(2)})"),

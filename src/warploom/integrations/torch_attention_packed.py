@@ -294,11 +294,7 @@ attention_varlen_backward = operator(
     refuse_backward("warploom::attention_varlen_backward", ONCE),
 )
 attention_varlen_with_lse = operator(
-    "warploom::attention_varlen_with_lse",
-    FORWARD,
-    *steps(*_AHEAD),
-    _gradients,
-    _context,
+    "warploom::attention_varlen_with_lse", FORWARD, *steps(*_AHEAD), _gradients, _context
 )
 _trained = both(_AHEAD, _BACK, attention_varlen_backward, _linked, more=2)
 

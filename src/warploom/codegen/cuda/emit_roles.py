@@ -16,9 +16,7 @@ from warploom.codegen.analysis.role_code import (
     first_step,
 )
 from warploom.codegen.cuda.emit_guards import guarded
-from warploom.codegen.cuda.emit_ops import (
-    compute_lines,
-)
+from warploom.codegen.cuda.emit_ops import compute_lines
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import from_slots_lines, read_together
@@ -189,10 +187,7 @@ class StepCode(StepLines):
                 "  }",
             ]
         elif code.section.none:
-            result += [
-                "} else {",
-                *indent(write(code.section.none, f"{index}_start", 0)),
-            ]
+            result += ["} else {", *indent(write(code.section.none, f"{index}_start", 0))]
         return [*result, "}"]
 
     def _steady(self, code: LoopCode, write: Emit, start: str) -> list[str]:
@@ -239,12 +234,7 @@ class StepCode(StepLines):
     # ---- steps
 
     def _iteration(
-        self,
-        role: Role,
-        code: LoopCode,
-        codes: Sequence[Code],
-        base: str,
-        plus: int,
+        self, role: Role, code: LoopCode, codes: Sequence[Code], base: str, plus: int
     ) -> list[str]:
         loop = code.section.loop
         here = Here(self.values, loop.index, base, plus, code.by_iteration, loop.reads)

@@ -174,12 +174,7 @@ def row_cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
         rows.region(word, rows.blocks),
         rows.sync,
         *rows.columns(
-            [
-                "#pragma unroll",
-                f"for (int t = 0; t < {rows.blocks}; ++t) {{",
-                *indent(scan),
-                "}",
-            ]
+            ["#pragma unroll", f"for (int t = 0; t < {rows.blocks}; ++t) {{", *indent(scan), "}"]
         ),
         rows.sync,
         *rows.columns(

@@ -24,12 +24,7 @@ PIECE = 2048  # bytes of 8 columns of 64 rows of fp32
 
 
 def store_of(
-    path: StorePath,
-    map_name: str,
-    values: Values,
-    op: Op,
-    names: Names,
-    helpers: dict[str, str],
+    path: StorePath, map_name: str, values: Values, op: Op, names: Names, helpers: dict[str, str]
 ) -> Store:
     """A store through panels; adds the device functions that it calls to `helpers`."""
     assert op.array is not None and path.panels is not None

@@ -60,12 +60,7 @@ class Steps:
         agent.waits_for = ""
         yield True
 
-    def _do(
-        self,
-        agent: Agent,
-        step: OneStep,
-        symbols: dict[str, int],
-    ) -> bool:
+    def _do(self, agent: Agent, step: OneStep, symbols: dict[str, int]) -> bool:
         match step:
             case steps.Acquire():
                 return self._acquire(agent, step, symbols)

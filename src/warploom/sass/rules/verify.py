@@ -35,10 +35,7 @@ class Verifier:
     """Checks candidates against one kernel of one original cubin."""
 
     def __init__(
-        self,
-        original: Cubin,
-        kernel: str | None = None,
-        mode: AliasMode = AliasMode.STRICT,
+        self, original: Cubin, kernel: str | None = None, mode: AliasMode = AliasMode.STRICT
     ) -> None:
         code = original.kernel(kernel)
         # Parsed again from the bytes: what the caller decoded is not trusted.
@@ -179,10 +176,7 @@ class Verifier:
 
 
 def verify(
-    original: Cubin,
-    candidate: Cubin,
-    kernel: str | None = None,
-    mode: AliasMode = AliasMode.STRICT,
+    original: Cubin, candidate: Cubin, kernel: str | None = None, mode: AliasMode = AliasMode.STRICT
 ) -> Verdict:
     """Static verdict on `candidate` as a reordering of `original`.
 
