@@ -96,7 +96,7 @@ LIBRARY = {
         lambda: by_default(AttentionConfig(packed=True)),
         "tasks", {"row_tokens": "its place along row_tokens", "heads": "reads k at a place"}),
     "backward": (
-        lambda: main_kernel(False), "", {"batch": "store_add.28 adds to dq_sum in the order"}),
+        lambda: main_kernel(False), "", {"batch": "adds to dq_sum in the order"}),
     "backward, deterministic": (lambda: main_kernel(True), "batch", {"keys": "how many keys"}),
     "recurrent": (
         lambda: of_policy(recurrent(c := RecurrentConfig("head")), recurrent_policy(c)), "batch",

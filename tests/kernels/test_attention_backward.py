@@ -340,8 +340,11 @@ def test_sums_added_in_turn_have_the_same_bits():
     program = backward(config)
     source = emit(lowered(program, backward_policy(config)))
     free = replace(source, text=re.sub(r"turn_wait\([^;]*\);  //", "//", source.text))
-    library = emulate.compile_all([source, free], None)
-    for number, one in enumerate((source, free)):
+    # A turn that is passed on before the sums are in memory.
+    early = replace(source, text=source.text.replace(".wait_group 0;", ".wait_group.read 0;"))
+    assert early.text != source.text != free.text
+    library = emulate.compile_all([source, free, early], None)
+    for number, one in enumerate((source, free, early)):
         runs = [
             emulate.run(library, number, one, program, values, blocks=4, seed=seed)["dq_sum"]
             for seed in range(4)

@@ -329,10 +329,19 @@ static void add_element(unsigned char* to, const unsigned char* from, int kind) 
   const uint16_t bits = kind == kBf16 ? numbers::to_bf16(sum) : numbers::to_fp16(sum);
   memcpy(to, &bits, 2);
 }
+static u32 bytes_of(const Store& one) {
+  return one.to ? one.bytes : outer_rows(one.map) * one.map.box[0] * one.map.element;
+}
 static void store_reads(Store& one) {
   one.read = true;
+  const u32 bytes = bytes_of(one);
+  one.holds.resize(bytes);
+  memcpy(one.holds.data(), at(one.place, bytes), bytes);
+}
+static void store_lands(Store& one) {
+  one.done = true;
   if (one.to) {
-    const unsigned char* from = at(one.place, one.bytes);
+    const unsigned char* from = one.holds.data();
     if (!one.add) memcpy(one.to, from, one.bytes);
     else for (u32 n = 0; n < one.bytes; n += 4) add_element(one.to + n, from + n, kFp32);
     return;
@@ -343,9 +352,8 @@ static void store_reads(Store& one) {
     for (int col = 0; col < map.box[0]; ++col) {
       unsigned char* to = element_of(map, one.at, row, col);
       if (!to) continue;
-      const unsigned char* from = at(swizzled(one.place + row * line + col * map.element,
-          map.width), map.element);
-      if (!fault.empty()) return;
+      const u32 place = swizzled(one.place + row * line + col * map.element, map.width);
+      const unsigned char* from = &one.holds[place - one.place];
       if (one.add) add_element(to, from, map.kind);
       else memcpy(to, from, map.element);
     }
@@ -357,6 +365,7 @@ static void issue(Store& one) {
       false, true, "a bulk store"};
   if (one.to) touch(one.place, one.bytes, how);
   else touch_box(one.map, one.place, 0, outer_rows(one.map), how, &one.at);
+  one.group = mine.groups + 1;
   mine.stores.back().push_back(one);
   copying.insert(current);
 }
@@ -396,15 +405,21 @@ static bool all_read(const std::vector<Store>& group) {
     if (!one.read) return false;
   return true;
 }
-void bulk_wait(u32 pending, bool) {
+void bulk_wait(u32 pending, bool read) {
   ENTER;
   Thread& mine = me();
   // The last group is open: nothing waits for it.
-  for (size_t i = 0; i + 1 + pending < mine.stores.size(); ++i)
+  while (mine.stores.size() > 1 + pending) {
     yield_until([](const void* g, long) { return all_read(*(const std::vector<Store>*)g); },
-        &mine.stores[i], 0,
-                "bulk stores to read shared memory");
-  while (mine.stores.size() > 1 + pending) mine.stores.pop_front();
+        &mine.stores.front(), 0, "bulk stores to read shared memory");
+    for (Store& one : mine.stores.front()) mine.landing.push_back(std::move(one));
+    mine.stores.pop_front();
+  }
+  while (!mine.landing.empty() && !read && mine.landing.front().group + pending <= mine.groups) {
+    yield_until([](const void* one, long) { return ((const Store*)one)->done; },
+        &mine.landing.front(), 0, "bulk stores to be complete");
+    mine.landing.pop_front();
+  }
   if (mine.store_agent < 0 || mine.groups < pending) return;
   u32& seen = known(current)[mine.store_agent];
   seen = std::max(seen, mine.groups - pending);
@@ -729,10 +744,15 @@ void events(bool all) {
       one.queue.pop_front();
       ++one.first;
     }
-  for (int t : copying)
+  for (int t : copying) {
+    const auto goes_on = [&](Store& one) {
+      if (!one.read && (all || chance(2)) && fault.empty()) store_reads(one);
+      if (one.read && !one.done && (all || chance(5)) && fault.empty()) store_lands(one);
+    };
+    for (Store& one : threads[t].landing) goes_on(one);
     for (auto& group : threads[t].stores)
-      for (Store& one : group)
-        if (!one.read && (all || chance(2)) && fault.empty()) store_reads(one);
+      for (Store& one : group) goes_on(one);
+  }
   size_t some = pushes.empty() ? 0 : all ? pushes.size() : chance(3) ? random_of() % pushes.size() +
       1 : 0;
   for (; some && fault.empty(); --some) {
@@ -750,8 +770,11 @@ bool more_to_come() {
   for (; !copying.empty(); copying.erase(copying.begin())) {
     const Thread& mine = threads[*copying.begin()];
     if (!mine.copies.empty() || !mine.arrivals.empty()) return true;
+    for (const Store& one : mine.landing)
+      if (!one.done) return true;
     for (const auto& group : mine.stores)
-      if (!all_read(group)) return true;
+      for (const Store& one : group)
+        if (!one.done) return true;
   }
   return false;
 }
@@ -783,5 +806,6 @@ void start_async() {
   entry_registers = std::min(65536 / std::max(each, 1), 255) / 8 * 8;
   const int paces[] = {1, 2, 6, 25, 100};
   for (int& one : pace) one = paces[random_of() % 5];
+  pace[5] *= 10;  // from when a store has read to when it has written
 }
 }  // namespace machine

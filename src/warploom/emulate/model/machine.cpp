@@ -20,7 +20,7 @@ std::vector<Push> pushes;
 std::vector<long> spare;
 std::set<int> copying;
 std::vector<u32> known_of, fenced_of;
-int current, each = 1, groups_each, blocks, cluster = 1, agents_each, pace[5];
+int current, each = 1, groups_each, blocks, cluster = 1, agents_each, pace[6];
 u32 room, static_room;
 bool inside;
 std::string fault;

@@ -73,9 +73,10 @@ struct Group {
   std::map<u32, std::string> spoiled;
   std::vector<char> used;
 };
+// A bulk store: once it has read shared memory it has what it `holds`, until that is written.
 struct Store {
   TensorView map; std::array<int, 5> at; u32 place, bytes; unsigned char* to; bool add, read;
-      u32 site;
+      u32 site, group; std::vector<unsigned char> holds; bool done;
 };
 struct Copy { u32 number, to, size; unsigned char bytes[16]; };
 struct Arrival { u32 number, bar; bool counted; };
@@ -94,6 +95,7 @@ struct Thread {
   u32 issued = 0, waited = 0, fences = 0;
   std::vector<u32> commits;
   std::deque<std::vector<Store>> stores;  // by group; the last one is open
+  std::deque<Store> landing;              // those that have been waited for until they had read
   u32 groups = 0;                         // committed so far
   int store_agent = -1, copy_agent = -1;
   std::deque<Copy> copies;
@@ -125,7 +127,7 @@ extern std::vector<Push> pushes;
 extern std::vector<long> spare;
 extern std::set<int> copying;  // threads whose copies, arrivals or bulk stores may not be done
 extern std::vector<u32> known_of, fenced_of;  // a row of `agents_each` for each thread
-extern int current, each, groups_each, blocks, cluster, agents_each, pace[5];
+extern int current, each, groups_each, blocks, cluster, agents_each, pace[6];
 extern u32 room, static_room;
 extern bool inside;
 extern std::string fault;
