@@ -62,6 +62,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-raster4-pingpong-overlap-early-optimistic",
         "128x128-dynamic16-overlap-early-optimistic-panels2",
         "128x128-raster4-pingpong-overlap-early-optimistic-panels2",
+        "128x128-raster4-pingpong-prefetch-early-optimistic",
     ),
     "d64": (
         "192x128-prefetch",
