@@ -61,7 +61,9 @@ def derive(
     nest: Annotated[
         str,
         typer.Option(
-            metavar="NEST", help="with --memory: your own, as q=group:128,x=stream:64 (or split)"
+            "--nest",
+            metavar="NEST",
+            help="with --memory: your own, as q=group:128,x=stream:64 (or split)",
         ),
     ] = "",
     pareto: Annotated[

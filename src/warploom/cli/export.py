@@ -27,7 +27,9 @@ def export(
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="GPU", help=f"{', '.join(BUILD_ARCHITECTURES)}; {flow.GPU} unless given"
+            "--gpu",
+            metavar="GPU",
+            help=f"{', '.join(BUILD_ARCHITECTURES)}; {flow.GPU} unless given",
         ),
     ] = None,
     as_json: Json = False,

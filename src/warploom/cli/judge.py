@@ -30,6 +30,7 @@ def judge(
     gpu: Annotated[
         str | None,
         typer.Option(
+            "--gpu",
             metavar="GPU",
             help=f"with --on gpu: whose limit a time is compared with; {GPU} unless given",
         ),

@@ -15,5 +15,6 @@ Name = Annotated[
         metavar="NAME", help=f"{', '.join(sorted(KERNELS))}, or FILE.py:OBJECT: your own program"
     ),
 ]
-Hopper = Annotated[str, typer.Option(metavar="GPU", help=", ".join(GPU_ARCHITECTURES))]
-Gpu = Annotated[str, typer.Option(metavar="GPU", help=", ".join(BUILD_ARCHITECTURES))]
+# Options that are called as their metavar say their name: typer 0.27 takes the metavar's letters.
+Hopper = Annotated[str, typer.Option("--gpu", metavar="GPU", help=", ".join(GPU_ARCHITECTURES))]
+Gpu = Annotated[str, typer.Option("--gpu", metavar="GPU", help=", ".join(BUILD_ARCHITECTURES))]

@@ -64,15 +64,16 @@ def schedule(
     ),
     gpu: str = typer.Option(
         "",
+        "--gpu",
         metavar="GPU",
         help="the machine whose costs and limits apply: h200, or the one a file was solved for",
     ),
     settings: Settings = None,
     loop: str = typer.Option(
-        "", metavar="LOOP", help="which loop of a kernel; the first with a matmul"
+        "", "--loop", metavar="LOOP", help="which loop of a kernel; the first with a matmul"
     ),
     costs: str = typer.Option(
-        "", metavar="COSTS", help="override costs: load.latency=520,mma.issue=10:16:30"
+        "", "--costs", metavar="COSTS", help="override costs: load.latency=520,mma.issue=10:16:30"
     ),
     cost_end: str = typer.Option(
         "high",
