@@ -214,7 +214,11 @@ def is_stable(lemma: Lemma, sources: Mapping[str, str]) -> bool:
     return True
 
 
-_HARD = ((1.0, 0.0), (300.0, 0.0), (1.0, 1000.0))
+_HARD = (
+    (1.0, 0.0),
+    (300.0, 0.0),
+    (1.0, 1000.0),
+)
 
 
 def _hard_cases(leaves: tuple[str, ...]) -> list[tuple[str, float, float]]:
