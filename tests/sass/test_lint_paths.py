@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import UNKNOWN, Order, Pipe
 from warploom.sass.decode.operand_slots import SLOT_NAMES, slot_words
@@ -310,7 +311,14 @@ def test_a_result_is_read_no_earlier_than_any_compiler_reads_it(bases: list[Kern
                     key = key_of(row, earlier, later)
                     between = kernel.instructions[earlier.index : later.index]
                     now = sum(item.control.stall for item in between)
-                    if key is not None and now < least(minima, key):
+                    behind = kernel.instructions[earlier.index + 1 : later.index + 1]
+                    awaited = any(
+                        waited_scoreboards(second) >> first.control.write_sb & 1
+                        for number, first in enumerate(behind)
+                        for second in behind[number + 1 :]
+                        if first.control.write_sb != NO_SCOREBOARD
+                    )
+                    if key is not None and now < least(minima, key) and not awaited:
                         name = resource_name(access.resource)
                         want.add(("LATENCY", later.offset, str(earlier), name))
         assert found_by_lint(kernel, "LATENCY") == want

@@ -29,6 +29,7 @@ from warploom.sass.flow.distances import exclusive, key_of, spread
 from warploom.sass.flow.latency import table_for
 from warploom.sass.flow.minima import least
 from warploom.sass.flow.paths import states
+from warploom.sass.flow.scoreboard import waited_scoreboards
 
 ERROR: Final = "error"
 NOTE: Final = "note"
@@ -311,10 +312,22 @@ def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
                 continue
             key = key_of(dependence, earlier, later)
             need = 0 if key is None else least(minima, key)
-            if distance < need:
+            if distance < need and not _waits_in_between(kernel, earlier, later):
                 name = resource_name(dependence.resource)
                 reason = f"reads {name} {distance} cycles after {earlier}, the least is {need}"
                 yield _finding("LATENCY", later, reason, earlier, (name,))
+
+
+def _waits_in_between(kernel: Kernel, earlier: Instruction, later: Instruction) -> bool:
+    """Whether a result that is started behind one is there before the other issues: how many
+    cycles that takes stalls do not say."""
+    started = 0
+    for item in kernel.instructions[earlier.index + 1 : later.index + 1]:
+        if waited_scoreboards(item) & started:
+            return True
+        if item.control.write_sb != NO_SCOREBOARD:
+            started |= 1 << item.control.write_sb
+    return False
 
 
 def _pools(kernel: Kernel) -> Iterator[LintFinding]:
