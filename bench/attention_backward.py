@@ -71,7 +71,6 @@ DEFAULT, SAME, STEP = "default", "deterministic", "with forward"
 STYLES = {
     64: (
         Style(turns=True, behind=True),
-        Style(apart=True),
         Style(turns=True, behind=True, kept=True),
         Style(turns=True, behind=True, wide=True),
     ),

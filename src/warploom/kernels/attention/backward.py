@@ -430,6 +430,5 @@ def backward_policy(config: BackwardConfig) -> Policy:
         reverse=("tasks_tile" if config.packed else "keys_tile",) if backwards else (),
     )
     order = "lcsf-early" if config.causal else "lcsf"
-    slots = {"delta": 3} if config.written.apart else {}
     groups = config.tile[1] // 64
-    return Policy(order, launch, groups=groups, depth=2, slots=slots, vectors=True)
+    return Policy(order, launch, groups=groups, depth=2, vectors=True)

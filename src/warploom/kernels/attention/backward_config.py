@@ -37,7 +37,6 @@ class Style(NamedTuple):
     """How the loop over queries is written, which decides what ptxas makes of its registers.
 
     taken   the matmul that makes dP starts from -D, which nothing takes off afterwards
-    apart   D has a ring of its own, whose wait keeps exponentials before it
     turns   groups make dq in turn, each the whole of it, and not each a part
     behind  dq's matmul comes behind dk's
     held    exponentials stay before the wait for dP
@@ -48,7 +47,6 @@ class Style(NamedTuple):
     """
 
     taken: bool = False
-    apart: bool = False
     turns: bool = False
     behind: bool = False
     held: bool = False
