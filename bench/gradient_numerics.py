@@ -35,6 +35,7 @@ NAMES = tuple(f"{d} {mask}" for d in (64, 96, 128, 256) for mask in ("full", "ca
 CUDNN, OURS = "cuDNN", "ours"
 UNSEEN = "rows that see no key"
 LINES = "patterns.jsonl"
+CASE_LIMIT = 300.0  # seconds of a case: all patterns, and what the libraries compile for the first
 NARROW = kb.ROOT / "bench" / "results" / "raw" / "attention-backward-8-bits.json"
 Gradients = dict[str, Any]
 Function = Callable[[Any, Any, Any], Any]
@@ -289,7 +290,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     limit = time.time() + args.limit
     ran = functools.partial(case, out=args.out, limit=limit, alone=args.alone)
-    kb.run_workers(ran, args, [n for n in NAMES if any(o in n for o in wished)])
+    names = [n for n in NAMES if any(o in n for o in wished)]
+    kb.run_workers(ran, args, names, limit_s=CASE_LIMIT)
     rows = rows_of([args.out / LINES]) if (args.out / LINES).is_file() else []
     print(kb.table([["kernel", "pattern", "ours", FA4, "ratio", "specials"], *map(_line, rows)]))
 
