@@ -61,6 +61,20 @@ CASES = {
     ),
     "first-of-each": (BackwardConfig(style=Style(taken=True, first=True)), 132, 200, 1),
     "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
+    "both-ways": (
+        BackwardConfig(causal=True, deterministic=True, group=2, listed=True),
+        400,
+        440,
+        8,
+    ),
+    "both-ways-three": (
+        BackwardConfig(
+            head_dim=64, causal=True, deterministic=True, listed=True, style=LONG_STYLES[64, True]
+        ),
+        300,
+        400,
+        4,
+    ),
     "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
     "alternating": (
         BackwardConfig(deterministic=True, style=Style(turns=True, behind=True)),

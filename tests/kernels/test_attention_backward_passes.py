@@ -1,5 +1,8 @@
 """Gradients of long heads, a pass each, against float64: interpreted and as emitted."""
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -12,7 +15,7 @@ from warploom.errors import InputError
 from warploom.kernels.attention.backward_config import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
-from warploom.kernels.attention.shares import key_tasks
+from warploom.kernels.attention.shares import key_tasks, lists_of_tasks
 
 # name -> (config, rows, keys, heads)
 CASES = {
@@ -76,15 +79,61 @@ BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
     (BackwardConfig(causal=True, deterministic=True), 4096): 0,
     (BackwardConfig(causal=True, window=9), 4096): 4,
 }
+COUNTED = (  # taken from a counter in memory: short tasks that add in turn
+    BackwardConfig(head_dim=64, causal=True, deterministic=True),
+    BackwardConfig(head_dim=96, causal=True, deterministic=True),
+    BackwardConfig(causal=True, window=9, deterministic=True, group=4),
+)
 
 
 def test_heads_go_out_in_bands():
     for (config, rows), band in BANDS.items():
         found = fitted(config, rows, rows)
         assert found.band == band
-        assert found.listed == (config.causal and not config.deterministic and not config.long)
+        assert found.listed == (config.causal and not config.long)
+        assert found.both_ways == (found.listed and config.deterministic)
         plan = kernel(found, "keys" if config.long else "main")[1].launch
         assert plan.supergroup == (0 if found.listed else band)
+
+
+def test_short_tasks_that_add_in_turn_have_no_list():
+    for config in COUNTED:
+        found = fitted(config, 4096, 4096)
+        launch = kernel(found, "main")[1].launch
+        assert not found.listed and launch.tile_scheduler == "dynamic" and launch.reverse
+
+
+@pytest.mark.parametrize(
+    ("keys", "group", "batch", "heads", "sms", "most"),
+    [
+        (4096, 4, 4, 4, 132, 530),  # of 512 blocks on the mean
+        (1024, 4, 16, 4, 132, 160),  # of 155
+        (4096, 1, 4, 16, 132, 530),
+        (1024, 1, 2, 3, 132, 17),  # fewer tasks than SMs: the longest
+        (1000, 2, 3, 3, 7, 210),  # of 206, of an odd number of heads
+        (300, 1, 1, 1, 2, 8),
+        (1500, 8, 1, 5, 132, 192),
+    ],
+)
+def test_heads_that_go_both_ways_give_sms_alike_and_tasks_their_turns(
+    keys, group, batch, heads, sms, most
+):
+    rows = keys + 100  # those in front see no key
+    config = replace(
+        fitted(BackwardConfig(causal=True, group=group, deterministic=True), rows, keys), sms=sms
+    )
+    tasks = lists_of_tasks(config, batch, heads, rows, keys)["key_tasks"]
+    tiles = -(-keys // 128)
+    places = {tuple(one[:3]): (n, one[3]) for n, one in enumerate(tasks.tolist()) if one[2] < tiles}
+    assert len(tasks) % sms == 0 and len(places) == sum(tasks[:, 2] < tiles)
+    assert set(places) == set(product(range(batch), range(heads), range(tiles)))
+    for (b, h, j), (place, back) in places.items():
+        assert back == h % 2
+        before = j - 1 if back else j + 1
+        assert not 0 <= before < tiles or places[b, h, before][0] < place
+    blocks = [-(-(rows) // 64) - (128 * j + 100) // 64 for j in range(tiles)] + [0]
+    loads = group * np.asarray(blocks)[tasks[:, 2]].reshape(-1, sms).sum(0)
+    assert loads.max() <= most
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,15 @@ At = tuple[Span | Index, ...]  # a place in an array
 
 @dataclass(frozen=True)
 class Sequence:
-    """Where one sequence is: how many rows and keys it has, the dimensions before its heads, and
-    packed, its first row, key and block of rows among all."""
+    """Where one sequence is: how many rows and keys it has, the dimensions before its heads,
+    packed, its first row, key and block of rows among all, and where heads go both ways, whether
+    this one goes backwards (1 or 0)."""
 
     rows: Index
     keys: Index
     lead: tuple[Index, ...] = ()
     firsts: tuple[Index, Index, Index] | None = None
+    back: Index | None = None
 
     @classmethod
     def listed(cls, tiles: Array, task: Index) -> tuple[Sequence, Index]:
@@ -93,6 +95,11 @@ class Sequence:
         """Rows of base and delta."""
         first = start if self.firsts is None else self.firsts[2] * config.tile[0] + start
         return (*self.lead, head, span(first, count, "rows"))
+
+    def along(self, place: Index, blocks: Index) -> Index:
+        """The block at a place among `blocks`."""
+        back = self.back
+        return place if back is None else back * (blocks - 1) + place * (1 - 2 * back)
 
     def block(self, head: Index, i: Index) -> tuple[Index, ...]:
         """Block i of the rows in dq_sum and turns."""
@@ -214,13 +221,15 @@ def _tile_of_keys(config: BackwardConfig, rest: dict[str, Array]) -> tuple[Seque
         head, task = _in_order() if config.deterministic else _shared_out(config)
         sequence, j = Sequence.listed(rest["key_tiles"], task)
         return sequence, head, j
+    back = None
     if config.listed:
         (task,) = grid(tasks=size("tasks"))
         batch, head, j = (read(rest["key_tasks"], task, n) for n in range(3))
+        back = read(rest["key_tasks"], task, 3) if config.both_ways else None
     else:
         tasks = cdiv(size("keys"), config.tile[1])
         batch, head, j = grid(batch=size("batch"), kv_heads=size("kv_heads"), keys=tasks)
-    return Sequence(size("rows"), size("keys"), (batch,)), head, j
+    return Sequence(size("rows"), size("keys"), (batch,), back=back), head, j
 
 
 def _in_order() -> tuple[Index, Index]:
@@ -287,7 +296,7 @@ def _backward(
         number = n if piece is None else piece.first + n
         head = kv_head * config.group + (number // blocks if config.group > 1 else 0)
         place = number % blocks if config.group > 1 else number
-        i = first + place
+        i = first + own.along(place, blocks)
         rows = own.row_block(head, i * bq, bq, d)
         queries, grads = load(q, *rows), load(do, *rows)
         kept = own.kept_numbers(config, head, i * bq, bq)
@@ -310,7 +319,7 @@ def _backward(
         dq = wide @ change if config.transposed else change @ columns
         if not config.written.behind:
             dk += change @ queries
-        block, number = own.block(head, i), _turn(config, i * bq + shift, j, own.keys)
+        block, number = own.block(head, i), _turn(config, i * bq + shift, j, own)
         turn = (rest["turns"], block, number) if config.deterministic else None
         store(rest["dq_sum"], *_sums_at(config, block), tile=dq, add=True, turn=turn)
     if piece is None:
@@ -393,14 +402,16 @@ def seen_by_rows(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
     return seen if config.window is None else (row_at - config.window < key_at) & seen
 
 
-def _turn(config: BackwardConfig, row: Index, j: Index, keys: Index) -> Index:
+def _turn(config: BackwardConfig, row: Index, j: Index, own: Sequence) -> Index:
     """How many tiles of keys add to a block of rows before tile j does; `row`: the first position
     of the block. Causal tasks begin where their rows do, so the last tile that a block sees comes
-    first, and none waits for another to get there.
+    first, and none waits for another to get there. Where a head goes backwards the first tile does
+    (`kernels.attention.both_ways`).
     """
     bq, bk = config.tile
     if config.causal:
-        return minimum_index(cdiv(keys, bk), (row + bq + bk - 1) // bk) - 1 - j
+        turn = minimum_index(cdiv(own.keys, bk), (row + bq + bk - 1) // bk) - 1 - j
+        return turn if own.back is None else turn + own.back * (j - turn)
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 
 
@@ -412,7 +423,7 @@ def backward_policy(config: BackwardConfig) -> Policy:
     """
     shared_out = config.listed or config.packed
     static = shared_out or not config.causal
-    backwards = config.deterministic and config.causal
+    backwards = config.deterministic and config.causal and not config.listed
     launch = LaunchPlan(
         split="keys",
         tile_scheduler="static" if static else "dynamic",
@@ -431,4 +442,6 @@ def backward_policy(config: BackwardConfig) -> Policy:
     )
     order = "lcsf-early" if config.causal else "lcsf"
     groups = config.tile[1] // 64
-    return Policy(order, launch, groups=groups, depth=2, vectors=True)
+    # What copying warps know of turns; groups do without.
+    registers = (40, 232) if config.both_ways and config.written.first else None
+    return Policy(order, launch, groups=groups, depth=2, registers=registers, vectors=True)

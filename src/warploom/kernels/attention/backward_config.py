@@ -89,6 +89,12 @@ IN_ORDER = {
     (128, False): Style(turns=True, behind=True, first=True),
     (128, True): Style(turns=True, behind=True, first=True),
 }
+# Of these, by padded head size, where every second head goes backwards.
+BOTH_WAYS = {
+    64: Style(turns=True, behind=True),
+    96: STYLES[96, True],
+    128: Style(turns=True, behind=True, held=True, first=True),
+}
 # Rows of all key heads whose tasks go out together, and heads at most; heads at least, where L2
 # holds what so many read and add to, and where sums have one order.
 BAND, MOST_HEADS = 16384, 16
@@ -219,6 +225,11 @@ class BackwardConfig:
         return self.sums and not self.transposed
 
     @property
+    def both_ways(self) -> bool:
+        """Whether every second head goes backwards (`kernels.attention.both_ways`)."""
+        return self.listed and self.deterministic
+
+    @property
     def masked(self) -> bool:
         """Whether some rows do not see all keys of a block."""
         return self.causal or self.window is not None or not self.whole_keys
@@ -228,7 +239,9 @@ class BackwardConfig:
         """How its loop is written."""
         found = STYLES.get((self.depth, self.causal))
         if self.deterministic:
-            found = PLAIN if self.softcap else IN_ORDER.get((self.depth, self.causal))
+            found = IN_ORDER.get((self.depth, self.causal))
+            if self.both_ways or self.softcap:
+                found = PLAIN if self.softcap else BOTH_WAYS[self.depth]
         elif self.window is not None:
             found = WINDOWED.get((self.depth, self.causal))
         elif self.packed or self.softcap:
@@ -240,7 +253,8 @@ class BackwardConfig:
     def held_steps(self) -> dict[str, tuple[int, ...]]:
         """What of k and v stays in registers, by tile, beside that of `Style.kept`."""
         causal = self.depth == 96 and self.causal and self.written.kept and self.group == 1
-        return HELD_STEPS if (self.written.first and self.written.held) or causal else {}
+        first = self.written.first and self.written.held and not self.deterministic
+        return HELD_STEPS if first or causal else {}
 
     @property
     def sum_depth(self) -> int:
@@ -315,11 +329,18 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
         return config
     if keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
+    listed = config.causal and not config.long and (not config.deterministic or _both_ways(config))
+    config = replace(config, listed=listed, band=_band(config, rows))
     whole = not config.long and keys % config.tile[1] == 0
-    listed = config.causal and not config.deterministic and not config.long
-    config = replace(config, whole_keys=whole, band=_band(config, rows))
+    config = replace(config, whole_keys=whole)
     cut = _cut_pays(config, rows, keys, heads)
     return replace(config, cut=cut, listed=listed or cut)
+
+
+def _both_ways(config: BackwardConfig) -> bool:
+    """Whether causal tasks that add in turn are listed: the longest ones, of groups, would go out
+    last. At head sizes 64 and 96 those of one query head are short enough, and loops spill less."""
+    return config.window is None and (config.group > 1 or config.depth == 128)
 
 
 def _cut_pays(config: BackwardConfig, rows: int, keys: int, heads: int) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.kernels.attention.backward_config import BackwardConfig
+from warploom.kernels.attention.both_ways import tasks_both_ways
 
 START = 1  # blocks of rows that a task takes as long as, beside its own
 
@@ -24,16 +25,7 @@ def key_tasks(
 ) -> NDArray[np.int32]:
     """`[tasks, 3]`, int32: batch, key head and tile of keys of each task; SM s of `sms` does tasks
     s, s + sms, ... A task behind the last tile has nothing to do."""
-    (bq, bk), shift = config.tile, keys - rows
-    tiles = -(-keys // bk)
-    reach = keys if config.window is None else config.window  # keys from a row's own backwards
-
-    def blocks(j: int) -> int:
-        """Blocks of rows that see a key of tile j."""
-        last = max(0, min(rows, (j + 1) * bk - 1 + reach - shift))
-        return max(0, -(-last // bq) - max(0, j * bk - shift) // bq)
-
-    lengths = [blocks(j) for j in range(tiles)]
+    lengths = task_lengths(config, rows, keys)
     heads = [(b, h) for b in range(batch) for h in range(kv_heads)]
     own: list[list[tuple[int, int, int]]] = [[] for _ in range(sms)]
     loads = [(0, s) for s in range(sms)]
@@ -45,11 +37,23 @@ def key_tasks(
                 load, sm = loads[0]
                 own[sm].append((*head, j))
                 heapreplace(loads, (load + config.group * length + START, sm))
-    found = np.full((max(map(len, own)), sms, 3), (0, 0, tiles), np.int32)
+    found = np.full((max(map(len, own)), sms, 3), (0, 0, len(lengths)), np.int32)
     for sm, tasks in enumerate(own):
         for turn, task in enumerate(tasks):
             found[turn, sm] = task
     return found.reshape(-1, 3)
+
+
+def task_lengths(config: BackwardConfig, rows: int, keys: int) -> list[int]:
+    """Blocks of rows that see a key of each tile."""
+    (bq, bk), shift = config.tile, keys - rows
+    reach = keys if config.window is None else config.window  # keys from a row's own backwards
+
+    def blocks(j: int) -> int:
+        last = max(0, min(rows, (j + 1) * bk - 1 + reach - shift))
+        return max(0, -(-last // bq) - max(0, j * bk - shift) // bq)
+
+    return [blocks(j) for j in range(-(-keys // bk))]
 
 
 def lists_of_tasks(
@@ -58,6 +62,9 @@ def lists_of_tasks(
     """The lists that the kernels of a configuration take."""
     if config.cut:
         return cut_tasks(config, batch, kv_heads, rows, keys)
+    if config.both_ways:
+        lengths = task_lengths(config, rows, keys)
+        return {"key_tasks": tasks_both_ways(config, batch, kv_heads, lengths)}
     return {"key_tasks": key_tasks(config, batch, kv_heads, rows, keys, config.sms)}
 
 
