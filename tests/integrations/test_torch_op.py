@@ -313,7 +313,7 @@ def test_what_is_taken_off_a_vector_in_fragments_finds_its_rows():
 def test_a_list_of_tasks_is_made_before_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch_program, "PLANS", {})
     monkeypatch.setattr(torch_attention, "check_devices", lambda *_: None)
-    q, lse = (torch.empty(of, device="meta") for of in ((2, 4, 256, 128), (2, 4, 256)))
+    q, lse = (torch.empty(of, device="meta") for of in ((2, 4, 2048, 128), (2, 4, 2048)))
     q = q.bfloat16()
     call = (q, q, q, q, q, lse, None, True, None, None, False, 0.0)
     with torch_program.collecting() as built:
@@ -321,5 +321,5 @@ def test_a_list_of_tasks_is_made_before_a_graph_is_captured(monkeypatch):
         assert len(built) == 3
         for name in ("is_available", "is_current_stream_capturing"):
             monkeypatch.setattr(torch.cuda, name, lambda: True)
-        with pytest.raises(InputError, match=r"q \[2, 4, 256, 128\] for the first time while a"):
+        with pytest.raises(InputError, match=r"q \[2, 4, 2048, 128\] for the first time while a"):
             torch_program.RUNS["warploom::attention_backward"](*call)

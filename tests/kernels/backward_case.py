@@ -52,8 +52,11 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     }
 
 
-def summed(config: BackwardConfig, sums: NDArray[Any], rows: int) -> NDArray[Any]:
+def summed(config: BackwardConfig, arrays: Values, rows: int) -> NDArray[Any]:
     """dq from its sums."""
+    sums = arrays["dq_sum"]
+    if config.deterministic:  # what nobody has begun is none
+        sums = np.where(arrays["turns"][..., None, None] != 0, sums, 0.0)
     if config.transposed:
         sums = sums.swapaxes(-1, -2)
     sums = sums.reshape(*sums.shape[:2], -1, sums.shape[-1])
@@ -77,7 +80,8 @@ def backward_case(
         values |= {x: np.pad(values[x], ((0, 0), (0, 0), (0, more))) for x in ("base", "delta")}
     if not config.long:
         values["turns"] = np.zeros(config.turns_shape(shapes["q"][:3]), np.int32)
-        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"][:3]), np.float32)
+        none = np.nan if config.deterministic else 0.0  # the first to come replaces it
+        values["dq_sum"] = np.full(config.sums_shape(shapes["q"][:3]), none, np.float32)
     if config.listed:
         own = replace(config, sms=SMS)
         values |= lists_of_tasks(own, *shapes["k"][:2], rows, keys)

@@ -168,7 +168,7 @@ def planned(case, **changes):
 def right(config, got, want):
     found = {name: got[name] for name in ("dk", "dv", "dq") if name in got}
     if "dq_sum" in got:
-        found["dq"] = summed(config, got["dq_sum"], want["dq"].shape[2])
+        found["dq"] = summed(config, got, want["dq"].shape[2])
     return found and all(close(found[name], want[name]) for name in found)
 
 
@@ -353,7 +353,7 @@ def test_sums_added_in_turn_have_the_same_bits():
     values, _ = backward_case(config, 128, 512)
     program = backward(config)
     source = emit(lowered(program, backward_policy(config)))
-    free = replace(source, text=re.sub(r"turn_wait\([^;]*\);  //", "//", source.text))
+    free = replace(source, text=re.sub(r"if \(lane == 0\) turn_wait[^;]*;", "", source.text))
     # A turn that is passed on before the sums are in memory.
     early = replace(source, text=source.text.replace(".wait_group 0;", ".wait_group.read 0;"))
     assert early.text != source.text != free.text
@@ -364,6 +364,18 @@ def test_sums_added_in_turn_have_the_same_bits():
             for seed in range(4)
         ]
         assert all((sums == runs[0]).all() for sums in runs) == (one is source)
+
+
+@pytest.mark.parametrize("begins", ["false", "true"])
+def test_the_first_turn_alone_begins_a_sum(kernels, begins):
+    _, made, sources = kernels
+    place = list(CASES).index("deterministic")
+    program, _, values, want, config = made[place]
+    text = sources[place].text.replace("if (turn == 0)", f"if ({begins})")
+    broken = replace(sources[place], text=text)
+    assert text != sources[place].text
+    library = emulate.compile_all([broken], None)
+    assert not right(config, emulate.run(library, 0, broken, program, values), want)
 
 
 def test_older_gpus_have_no_warps_that_copy():
@@ -399,7 +411,7 @@ def test_sums_in_fragments_are_read_in_order():
     sums = np.random.default_rng(0).standard_normal(values["dq_sum"].shape).astype(np.float32)
     arrays = {"dq_sum": sums, "dq": np.full(want["dq"].shape, np.nan)}
     got = emulate.run(library, 0, source, program, arrays)["dq"]
-    assert close(got, summed(config, sums, 100))
+    assert close(got, summed(config, arrays, 100))
 
 
 def test_sums_in_fragments_do_not_run_ahead():

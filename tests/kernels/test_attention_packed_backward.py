@@ -85,7 +85,7 @@ def kept(config, heads, tokens, sequences):
     found = {x: np.full(rows, np.nan, np.float32) for x in ("base", "delta")}
     found["dq_sum"] = np.full(config.sums_shape(rows), np.nan, np.float32)
     if config.deterministic:
-        found["turns"] = np.zeros(config.turns_shape(rows), np.int32)
+        found["turns"] = np.full(config.turns_shape(rows), 7, np.int32)
     return found
 
 

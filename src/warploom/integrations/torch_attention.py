@@ -182,15 +182,13 @@ def _fill(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, **plan.tasks()}
     config = plan.config
-    counts = config.sums and config.deterministic
-    zeros = [name for name, on in (("turns", counts), ("piece_sums", config.cut)) if on]
-    if grad_lse is None and not zeros:
+    if grad_lse is None and not config.cut:
         plan.launches(arrays)
         return
 
     def prepared(room: Mapping[str, Any]) -> None:
-        for name in zeros:
-            room[name].zero_()
+        if config.cut:
+            room["piece_sums"].zero_()
         # Scores change lse by the weights, and out by the weights times grad v less delta.
         if grad_lse is not None:
             subtract(room["delta"], grad_lse, config.fragments)

@@ -9,7 +9,7 @@ call waits for it. The forward kernel is `kernels.attention.program`, the gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -158,10 +158,9 @@ def _forward(plan: Any, made: tuple[Any, Any], q: Any, k: Any, v: Any, *options:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a backward pass launches; `counts`: tasks take turns, which are counted from 0."""
+    """What a backward pass launches."""
 
     launches: Launches
-    counts: bool
 
 
 def _backward_plan(*args: Any) -> Plan:
@@ -188,7 +187,7 @@ def _backward_plan(*args: Any) -> Plan:
     config = packed_for(config, len(q), k.shape[1], sms, longest)
     sequences = len(options[0]) - 1
     room = partial(room_between, config, q.shape[1], len(q), len(k), sequences)
-    return Plan(Launches(partial(_kernels, config, sequences), room, ("do",)), deterministic)
+    return Plan(Launches(partial(_kernels, config, sequences), room, ("do",)))
 
 
 def _backward_form(*args: Any) -> tuple[Any, ...]:
@@ -253,11 +252,7 @@ def _backward(plan: Plan, made: tuple[Any, ...], *args: Any) -> None:
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad, "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     arrays |= {"row_ends": cu_q.contiguous(), "key_ends": cu_k.contiguous()}
-    plan.launches(arrays, {"prepare": _counted_from_zero} if plan.counts else None)
-
-
-def _counted_from_zero(room: Mapping[str, Any]) -> None:
-    room["turns"].zero_()
+    plan.launches(arrays)
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.evaluate import Disturbance, Value, compute, read_tile, write_tile
-from warploom.tile.ir import Loop, Op, Program, Read
+from warploom.tile.ir import Loop, Op, Program, Read, Turn
 from warploom.tile.ops import CLUSTER_REDUCE
 
 
@@ -194,6 +195,13 @@ def _run(
         step(item, state, memory, symbols, disturb)
 
 
+def begun(op: Op, turn: Turn, memory: Mapping[str, Value], symbols: Mapping[str, int]) -> Op:
+    """The same store, which is counted; or the one that begins the sum, for the first."""
+    counts, at = memory[turn.counts.name], tuple(index.evaluate(symbols) for index in turn.at)
+    counts[at] += 1
+    return replace(op, kind="store") if counts[at] == 1 else op
+
+
 def step(
     op: Op,
     state: dict[str, Value],
@@ -204,7 +212,8 @@ def step(
     """Run one op: read its sources from `state` or `memory`, write its destination."""
     if op.kind in ("store", "store_add"):
         assert op.array is not None
-        write_tile(op, state[op.srcs[0].name], memory[op.array.name], symbols, disturb)
+        put = op if op.turn is None else begun(op, op.turn, memory, symbols)
+        write_tile(put, state[op.srcs[0].name], memory[op.array.name], symbols, disturb)
         return
     assert op.dst is not None
     if op.kind == "load":

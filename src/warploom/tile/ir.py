@@ -156,7 +156,7 @@ class Read:
 @dataclass(frozen=True)
 class Turn:
     """When a store adds to its place: as soon as `number` stores have, which the element `at` of
-    an int32 array counts."""
+    an int32 array counts. The first replaces what is there."""
 
     counts: Array
     at: tuple[Index, ...]

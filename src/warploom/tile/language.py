@@ -97,7 +97,7 @@ def store(
     What tasks add to one place adds up in any order, unless each says which its `turn` is:
     `turn=(counts, (i, j), n)` adds when `counts[i, j]`, an int32 array of zeros, says that n have,
     and counts. All that add to a place have the turns 0, 1, 2, ... there, each in a task that comes
-    behind those of the turns before it.
+    behind those of the turns before it. Turn 0 replaces what is there.
     """
     spans = _spans(target, where)
     a_tile(tile, "store")

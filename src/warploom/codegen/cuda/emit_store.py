@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.codegen.analysis.stores import StorePanels, StorePath
 from warploom.codegen.cuda.emit_ops import direct_store_lines, wide_store_lines
 from warploom.codegen.cuda.emit_panels import panel_lines, transposed_lines
@@ -9,7 +11,7 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude import BULK_ADD, TURN_PASS, TURN_WAIT, tma_store
+from warploom.codegen.cuda.prelude import BULK_ADD, BULK_PUT, TURN_PASS, TURN_WAIT, tma_store
 from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import CHUNK, SWIZZLES
@@ -30,26 +32,34 @@ def store_of(
     assert op.array is not None and path.panels is not None
     if op.array.fragments:
         helpers["bulk_add"] = BULK_ADD
+        if op.turn is not None:
+            helpers["bulk_put"] = BULK_PUT
         return _Fragments(path.panels, "", values, op, names)
     call, text = tma_store(len(op.spans), op.kind == "store_add")
     helpers[call] = text
+    if op.turn is not None:
+        name, text = tma_store(len(op.spans), False)
+        helpers[name] = text
     make = _Ending if path.ends_in_panels else Store
     return make(path.panels, f"{call}(&{map_name}", values, op, names)
 
 
 def carried_lines(store: Store, helpers: dict[str, str]) -> list[str]:
     """What the warp that copies a group's panels does: wait for them, copy, give them back."""
-    before, behind = list[str](), list[str]()
+    before, behind, copies = list[str](), list[str](), store.copies()
     if (turn := store.op.turn) is not None:
         helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
         count = element_of(turn.counts, turn.at, store.names)
         adders = 1 if store.panels.in_turn else store.values.placement.parts
-        number = f"{c_index(turn.number, store.names)} * {adders}"
+        number = c_index(turn.number, store.names)
         # While the group makes its part: what the counter says takes long to get here.
         before = [
-            f"if (lane == 0) turn_wait({count}, {number});  // every group adds its part in turn"
+            f"const int turn = {number} * {adders};  // every group adds its part in turn",
+            f"if (lane == 0) turn_wait({count}, turn);",
         ]
         behind = [f"  turn_pass({count});"]
+        first = store.beginning().copies()
+        copies = ["  if (turn == 0) {", *indent(first), "  } else {", *indent(copies), "  }"]
     room = "" if store.alternates else " + part * 8"  # groups in turn have one, whoever copies
     return [
         *before,
@@ -58,7 +68,7 @@ def carried_lines(store: Store, helpers: dict[str, str]) -> list[str]:
         "__syncwarp();  // or lanes that have not looked yet miss two phases, once they are free",
         "if (lane == 0) {",
         "  fence_async();  // here and not in the group, which it would hold up",
-        *store.copies(),
+        *copies,
         "  store_commit();",
         "  store_wait_read<0>();",
         f"  barrier_arrive(carried_empty{room});",
@@ -132,6 +142,11 @@ class Store:
         in turn: while one waits until its copy is complete and passes its turn on, another copies.
         """
         return self.panels.in_turn and self.op.turn is not None
+
+    def beginning(self) -> Store:
+        """The same store where nothing has been added before."""
+        call, op = self.call.replace("store_add_", "store_"), replace(self.op, kind="store")
+        return type(self)(self.panels, call, self.values, op, self.names)
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
@@ -305,7 +320,8 @@ class _Fragments(Store):
         if kind.shape[1] < whole.shape[1]:  # a group has some columns of all rows
             place.append(f"part * {size}")
         to = " + ".join([f"{array.name}_data", *place, f"({first}) * {whole.shape[1]}"])
-        return [f"  bulk_add({to}, {self.base}, {4 * size});"]
+        call = "bulk_add" if op.kind == "store_add" else "bulk_put"
+        return [f"  {call}({to}, {self.base}, {4 * size});"]
 
 
 class _Ending(Store):

@@ -127,6 +127,11 @@ DEVICE void bulk_add(float* to, unsigned from, unsigned bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }"""
+BULK_PUT = """\
+DEVICE void bulk_put(float* to, unsigned from, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}"""
 TURN_WAIT = """\
 // Until so many stores have added to a place; what they added is seen by the copies that follow.
 DEVICE void turn_wait(const int* count, int number) {

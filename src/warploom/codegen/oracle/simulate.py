@@ -61,6 +61,7 @@ class Simulator(Steps):
         self.source = {name: value.copy() for name, value in self.memory.items()}
         self.symbols = sizes(self.program, self.memory)
         self.scalars = dict(scalars or {})
+        self.begun = set[tuple[object, ...]]()
         self.random = random.Random(seed)
         self.cluster = block.launch.cluster[1]
         self.rings = [self._rings(number) for number in range(self.cluster)]

@@ -24,6 +24,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention.backward_config import TILE_FIELDS, BackwardConfig
 from warploom.tile import (
     FP32,
+    INT32,
     Array,
     Index,
     Program,
@@ -121,16 +122,19 @@ def tail(config: BackwardConfig) -> Program:
 
 
 def prepare(config: BackwardConfig) -> Program:
-    """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
-    arrays = config.arrays(f"o do lse base delta{config.tables('rows')}")
-    if config.sums:
+    """What the backward pass needs to know of a row, and sums of zero where tasks add to them in
+    any order; where each has a turn, that none has added."""
+    turns = " turns" if config.deterministic and config.sums else ""
+    arrays = config.arrays(f"o do lse base delta{turns}{config.tables('rows')}")
+    if config.sums and not turns:
         arrays |= {"dq_sum": config.arrays("none")["none"]}  # zeros have no order
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
 
 def finish(config: BackwardConfig) -> Program:
     """The gradients of the queries from their sums."""
-    arrays = config.arrays(f"dq_sum dq{config.tables('rows')}")
+    turns = " turns" if config.deterministic and not config.every_row else ""
+    arrays = config.arrays(f"dq_sum dq{turns}{config.tables('rows')}")
     return trace(_finish, arrays, name="attention_backward_finish", config=config)
 
 
@@ -188,6 +192,10 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **rest: Ar
     store(rest["delta"], *kept, tile=delta)
     if not config.sums:
         return
+    if config.deterministic:
+        block = i // (config.tile[0] // count)
+        store(rest["turns"], *sequence.block(head, block), tile=zeros(INT32))
+        return
     if config.transposed:
         none = zeros(e=config.depth, rows=count)
         where_ = (*sequence.block(head, i), span(0, config.depth, "e"), span(0, count, "rows"))
@@ -211,6 +219,10 @@ def _finish(config: BackwardConfig, dq_sum: Array, dq: Array, **rest: Array) -> 
         sums = load(dq_sum, *place, d, span(0, count, "rows")).T
     else:
         sums = load(dq_sum, *_part_of_sums(config, sequence, head, i))
+    if "turns" in rest:  # nobody has begun the sums of rows that see no key
+        *lead, block = sequence.block(head, i // (config.tile[0] // count))
+        begun = read(rest["turns"], *lead, minimum_index(block, size("blocks") - 1))
+        sums = where(coordinate("rows", count, 0) < count * minimum_index(1, begun), sums, 0.0)
     at = sequence.row_block(head, i * count, count, span(0, config.depth), put=True)
     store(dq, *at, tile=(sums * config.factor).cast(config.dtype))
 

@@ -74,6 +74,16 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
 }
 # Of packed sequences under a causal mask, whatever their lengths.
 PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
+# Keys below which sums of one order are faster than any, which adds to zeros, by padded head size
+# and whether there is a causal mask.
+SHORT_KEYS = {
+    (64, False): 8192,
+    (64, True): 2048,
+    (96, False): 2048,
+    (96, True): 2048,
+    (128, False): 2048,
+    (128, True): 2048,
+}
 # By whether there is a causal mask, of windows and of sums that have one order.
 WINDOWED = {
     (64, False): Style(taken=True),
@@ -114,7 +124,8 @@ LONG = (192, 256)  # padded head sizes of `backward_passes`
 @dataclass(frozen=True)
 class BackwardConfig:
     """What is static: element type, head size, masks, query heads of a key head, scale (None: 1 /
-    sqrt(head_dim)), and whether every sum has one order.
+    sqrt(head_dim)), and whether every sum has one order, which `fitted` also chooses where it is
+    faster.
 
     A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
     multiple of a tile's, so that only a causal mask or a window hides any. `listed`: which tasks an
@@ -125,7 +136,7 @@ class BackwardConfig:
     `value_dim`: the head size of v, o and dO, where it is another than that of q and k, for which
     there are kernels that make each gradient by itself. `softcap`: as of `AttentionConfig`.
     `cut`: of tasks as long as each other, those that do not fill a last round of SMs are cut in
-    pieces (`kernels.attention.shares.cut_tasks`).
+    pieces (`kernels.attention.shares.cut_tasks`). `every_row`: each row sees a key.
     """
 
     dtype: DType = BF16
@@ -144,6 +155,7 @@ class BackwardConfig:
     softcap: float = 0.0
     sms: int = 132
     cut: bool = False
+    every_row: bool = False
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -268,7 +280,7 @@ class BackwardConfig:
         return self.tile[0] if self.transposed or self.packed else ROWS
 
     def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `turns`, which begin at zero, for `lead` dimensions and rows."""
+        """The shape of `turns` for `lead` dimensions and rows."""
         return (*shape[:-1], -(-shape[-1] // self.tile[0]))
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -327,12 +339,15 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     key heads of all (0: any number)."""
     if config.packed:
         return config
-    if keys >= LONG_KEYS and _plain(config):
+    if _plain(config) and keys < SHORT_KEYS.get((config.depth, config.causal), 0):
+        config = replace(config, deterministic=True)
+    elif keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
     listed = config.causal and not config.long and (not config.deterministic or _both_ways(config))
     config = replace(config, listed=listed, band=_band(config, rows))
     whole = not config.long and keys % config.tile[1] == 0
-    config = replace(config, whole_keys=whole)
+    every = rows <= keys or not (config.causal or config.window)
+    config = replace(config, whole_keys=whole, every_row=every)
     cut = _cut_pays(config, rows, keys, heads)
     return replace(config, cut=cut, listed=listed or cut)
 
