@@ -1,6 +1,5 @@
 """Gradients of long heads, a pass each, against float64: interpreted and as emitted."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -79,10 +78,11 @@ BANDS = {  # (configuration, rows) -> key heads whose tasks go out together
     (BackwardConfig(causal=True, deterministic=True), 4096): 0,
     (BackwardConfig(causal=True, window=9), 4096): 4,
 }
-COUNTED = (  # taken from a counter in memory: short tasks that add in turn
-    BackwardConfig(head_dim=64, causal=True, deterministic=True),
-    BackwardConfig(head_dim=96, causal=True, deterministic=True),
-    BackwardConfig(causal=True, window=9, deterministic=True, group=4),
+COUNTED = (  # (configuration, rows): taken from a counter in memory, short tasks that add in turn
+    (BackwardConfig(head_dim=64, causal=True, deterministic=True), 4096),
+    (BackwardConfig(head_dim=96, causal=True, deterministic=True), 4096),
+    (BackwardConfig(causal=True, deterministic=True), 4000),
+    (BackwardConfig(causal=True, window=9, deterministic=True, group=4), 4096),
 )
 
 
@@ -97,8 +97,8 @@ def test_heads_go_out_in_bands():
 
 
 def test_short_tasks_that_add_in_turn_have_no_list():
-    for config in COUNTED:
-        found = fitted(config, 4096, 4096)
+    for config, rows in COUNTED:
+        found = fitted(config, rows, rows)
         launch = kernel(found, "main")[1].launch
         assert not found.listed and launch.tile_scheduler == "dynamic" and launch.reverse
 
@@ -119,9 +119,7 @@ def test_heads_that_go_both_ways_give_sms_alike_and_tasks_their_turns(
     keys, group, batch, heads, sms, most
 ):
     rows = keys + 100  # those in front see no key
-    config = replace(
-        fitted(BackwardConfig(causal=True, group=group, deterministic=True), rows, keys), sms=sms
-    )
+    config = BackwardConfig(causal=True, group=group, deterministic=True, listed=True, sms=sms)
     tasks = lists_of_tasks(config, batch, heads, rows, keys)["key_tasks"]
     tiles = -(-keys // 128)
     places = {tuple(one[:3]): (n, one[3]) for n, one in enumerate(tasks.tolist()) if one[2] < tiles}

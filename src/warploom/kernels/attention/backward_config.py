@@ -343,7 +343,9 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
         config = replace(config, deterministic=True)
     elif keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
-    listed = config.causal and not config.long and (not config.deterministic or _both_ways(config))
+    listed = (
+        config.causal and not config.long and (not config.deterministic or _both_ways(config, keys))
+    )
     config = replace(config, listed=listed, band=_band(config, rows))
     whole = not config.long and keys % config.tile[1] == 0
     every = rows <= keys or not (config.causal or config.window)
@@ -352,10 +354,11 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     return replace(config, cut=cut, listed=listed or cut)
 
 
-def _both_ways(config: BackwardConfig) -> bool:
-    """Whether causal tasks that add in turn are listed: the longest ones, of groups, would go out
-    last. At head sizes 64 and 96 those of one query head are short enough, and loops spill less."""
-    return config.window is None and (config.group > 1 or config.depth == 128)
+def _both_ways(config: BackwardConfig, keys: int) -> bool:
+    """Whether causal tasks that add in turn are listed: the longest ones, of groups or many keys,
+    would go out last. Others are short enough to, and at head sizes 64 and 96 loops spill less."""
+    long = config.depth == 128 and keys >= LONG_KEYS
+    return config.window is None and (config.group > 1 or long)
 
 
 def _cut_pays(config: BackwardConfig, rows: int, keys: int, heads: int) -> bool:

@@ -25,7 +25,7 @@ from warploom.kernels.attention.backward_config import BackwardConfig
 
 PASSED = 1  # blocks of rows until the next tile sees that a block's turn has come to it
 EMPTY = 1  # and that a task takes as long as beside its own
-L2_BYTES, BEYOND = 30e6, 0.1  # of rows and sums at a time, and how much longer twice as many take
+L2_BYTES, BEYOND = 17e6, 0.05  # of rows and sums at a time, and how much longer twice as many take
 ROW_BYTES = 8  # of an element of a row: q, dO and the sum of dq
 Task = tuple[int, int, int]  # number of a head of all sequences, tile, whether it goes backwards
 
