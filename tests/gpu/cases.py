@@ -33,7 +33,12 @@ from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, com
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
 from warploom.kernels.attention.append import append, append_schedule
-from warploom.kernels.attention.backward_config import LONG_STYLES, BackwardConfig, fitted
+from warploom.kernels.attention.backward_config import (
+    LONG_STYLES,
+    STYLES,
+    BackwardConfig,
+    fitted,
+)
 from warploom.kernels.attention.decode import decode, decode_policy
 from warploom.kernels.attention.gradients import kernel as gradient_kernel
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
@@ -515,12 +520,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "backward-96": lambda: gradients("main", 300, 300, head_dim=96, causal=True),
     "backward-96-finish": lambda: gradients("finish", 300, 300, head_dim=96, causal=True),
     "backward-96-full": lambda: gradients("main", 200, 300, head_dim=96),
-    # As from `LONG_KEYS` keys on: operands in registers, tiles of 192 keys.
+    # As from so many keys on that sums are added up in any order; at 64 tiles of 192 keys then.
     **{
         f"backward-long-{d}{'-causal' * causal}": lambda d=d, causal=causal: gradients(
-            "main", 300, 300, head_dim=d, causal=causal, style=LONG_STYLES[d, causal]
+            "main", 300, 300, head_dim=d, causal=causal, style=(STYLES | LONG_STYLES)[d, causal]
         )
-        for d, causal in LONG_STYLES
+        for d, causal in STYLES
     },
     "backward-in-turn": lambda: gradients("main", 600, 600, causal=True, deterministic=True),
     "backward-full-in-turn": lambda: gradients("main", 300, 600, deterministic=True),

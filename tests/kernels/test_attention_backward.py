@@ -33,7 +33,12 @@ from warploom.kernels.attention.backward import (
     finish,
     prepare,
 )
-from warploom.kernels.attention.backward_config import LONG_STYLES, BackwardConfig, Style
+from warploom.kernels.attention.backward_config import (
+    LONG_STYLES,
+    BackwardConfig,
+    Style,
+    fitted,
+)
 from warploom.kernels.attention.gradients import FRAGMENTS, kernel
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
@@ -45,7 +50,12 @@ CASES = {
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
     "whole": (BackwardConfig(style=Style(turns=True)), 132, 400, 1),
-    "kept": (BackwardConfig(head_dim=64, style=LONG_STYLES[64, False]), 132, 200, 1),
+    "kept": (
+        BackwardConfig(head_dim=64, style=Style(turns=True, behind=True, kept=True)),
+        132,
+        200,
+        1,
+    ),
     "three-groups": (
         BackwardConfig(head_dim=64, causal=True, style=LONG_STYLES[64, True]),
         200,
@@ -426,3 +436,11 @@ def test_other_heads_are_refused():
         BackwardConfig(head_dim=132)
     with pytest.raises(InputError, match="window=0: expected >= 1"):
         BackwardConfig(window=0)
+
+
+@pytest.mark.parametrize(("keys", "same"), [(1024, True), (16384, False)])
+def test_short_sequences_have_sums_of_one_order(keys, same):
+    plain = BackwardConfig(causal=True)
+    for config in (plain, replace(plain, style=Style()), replace(plain, window=100)):
+        assert fitted(config, keys, keys).deterministic == (same and config is plain)
+    assert fitted(replace(plain, deterministic=True), keys, keys).deterministic

@@ -69,7 +69,6 @@ STYLES: dict[tuple[int, bool], Style] = {
 # From so many keys on: shorter sequences end with larger parts of tiles, or begin more loops.
 LONG_KEYS = 4096
 LONG_STYLES: dict[tuple[int, bool], Style] = {
-    (64, False): Style(turns=True, behind=True, kept=True),
     (64, True): Style(turns=True, behind=True, wide=True),
 }
 # Of packed sequences under a causal mask, whatever their lengths.
@@ -77,10 +76,10 @@ PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
 # Keys below which sums of one order are faster than any, which adds to zeros, by padded head size
 # and whether there is a causal mask.
 SHORT_KEYS = {
-    (64, False): 8192,
-    (64, True): 2048,
+    (64, False): math.inf,
+    (64, True): 4096,
     (96, False): 2048,
-    (96, True): 2048,
+    (96, True): 8192,
     (128, False): 2048,
     (128, True): 2048,
 }
