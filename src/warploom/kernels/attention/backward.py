@@ -456,4 +456,5 @@ def backward_policy(config: BackwardConfig) -> Policy:
     groups = config.tile[1] // 64
     # What copying warps know of turns; groups do without.
     registers = (40, 232) if config.both_ways and config.written.first else None
-    return Policy(order, launch, groups=groups, depth=2, registers=registers, vectors=True)
+    depth = 3 if config.depth == 96 and config.written.kept else 2  # of 128 there is no room
+    return Policy(order, launch, groups=groups, depth=depth, registers=registers, vectors=True)

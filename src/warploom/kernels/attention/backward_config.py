@@ -113,7 +113,7 @@ PACKED_HEADS = {64: 2}  # heads of a band of packed tasks, by padded head size; 
 PACKED_ROWS = 32768  # or as many heads as have so many rows
 TILE_FIELDS = 6  # numbers of an entry of a list of tiles
 # Of 16 columns of k and v, by tile, that registers are left for where dv's matmul comes first, and
-# at head size 96 under a causal mask.
+# at head size 96 beside k.
 HELD_STEPS = {"v_t": (0, 1)}
 CUT_DEPTHS = 96, 128  # at 64 a list of tasks costs as much as it saves
 CUT_BLOCKS = 24  # blocks of rows that an SM must be spared for pieces to pay
@@ -263,9 +263,9 @@ class BackwardConfig:
     @property
     def held_steps(self) -> dict[str, tuple[int, ...]]:
         """What of k and v stays in registers, by tile, beside that of `Style.kept`."""
-        causal = self.depth == 96 and self.causal and self.written.kept and self.group == 1
         first = self.written.first and self.written.held and not self.deterministic
-        return HELD_STEPS if first or causal else {}
+        own = self.depth == 96 and self.written.kept and self.group == 1
+        return HELD_STEPS if first or (own and (self.causal or not self.deterministic)) else {}
 
     @property
     def sum_depth(self) -> int:
