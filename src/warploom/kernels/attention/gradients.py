@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.autosched.schedules import Policy
+from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import GRID, SimtSchedule
 from warploom.kernels.attention.backward import (
     backward,
@@ -46,5 +47,14 @@ def kernel(config: BackwardConfig, part: str) -> Kernel:
     if part == "settle":
         return settle(config), Policy(), ()
     if part == "prepare":
-        return prepare(config), Policy(), ()
-    return finish(config), FRAGMENTS if config.fragments else Policy(), ()
+        program = prepare(config)
+        return program, Policy() if config.long else _from_the_end(program, simt(program)), ()
+    program = finish(config)
+    return program, _from_the_end(program, FRAGMENTS if config.fragments else simt(program)), ()
+
+
+def _from_the_end(program: Program, schedule: SimtSchedule) -> SimtSchedule:
+    """The last tasks first: L2 still has of the first heads what comes before the main kernel, and
+    of the last ones what that leaves."""
+    order = tuple(name for name, _ in program.grid)
+    return replace(schedule, launch=replace(schedule.launch, reverse=order))
