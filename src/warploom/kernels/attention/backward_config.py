@@ -81,7 +81,7 @@ SHORT_KEYS = {
     (96, False): 2048,
     (96, True): 8192,
     (128, False): 2048,
-    (128, True): 2048,
+    (128, True): 8192,
 }
 # By whether there is a causal mask, of windows and of sums that have one order.
 WINDOWED = {
