@@ -73,15 +73,15 @@ LONG_STYLES: dict[tuple[int, bool], Style] = {
 }
 # Of packed sequences under a causal mask, whatever their lengths.
 PACKED_STYLES = {64: LONG_STYLES[64, True], 96: STYLES[96, True]}
-# Keys below which sums of one order are faster than any, which adds to zeros, by padded head size
-# and whether there is a causal mask.
-SHORT_KEYS = {
-    (64, False): math.inf,
-    (64, True): 4096,
-    (96, False): 2048,
-    (96, True): 8192,
-    (128, False): 2048,
-    (128, True): 8192,
+# Keys of which sums of one order are faster than any, which adds to zeros, by padded head size and
+# whether there is a causal mask.
+KEYS_IN_ORDER = {
+    (64, False): (range(1 << 31),),
+    (64, True): (range(4096),),
+    (96, False): (range(2048),),
+    (96, True): (range(8192),),
+    (128, False): (range(2048),),
+    (128, True): (range(2048), range(LONG_KEYS, 8192)),
 }
 # By whether there is a causal mask, of windows and of sums that have one order.
 WINDOWED = {
@@ -338,7 +338,8 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     key heads of all (0: any number)."""
     if config.packed:
         return config
-    if _plain(config) and keys < SHORT_KEYS.get((config.depth, config.causal), 0):
+    ordered = KEYS_IN_ORDER.get((config.depth, config.causal), ())
+    if _plain(config) and any(keys in some for some in ordered):
         config = replace(config, deterministic=True)
     elif keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
