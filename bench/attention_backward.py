@@ -71,7 +71,6 @@ DEFAULT, SAME, STEP = "default", "deterministic", "with forward"
 STYLES = {
     64: (
         Style(turns=True, behind=True),
-        Style(turns=True, behind=True, kept=True),
         Style(turns=True, behind=True, wide=True),
     ),
     96: (PLAIN, Style(turns=True, behind=True, kept=True)),

@@ -51,7 +51,7 @@ CASES = {
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
     "whole": (BackwardConfig(style=Style(turns=True)), 132, 400, 1),
     "kept": (
-        BackwardConfig(head_dim=64, style=Style(turns=True, behind=True, kept=True)),
+        BackwardConfig(head_dim=96, style=Style(turns=True, behind=True, kept=True)),
         132,
         200,
         1,

@@ -301,7 +301,7 @@ def _backward(
     wide, columns = key_tile, key_tile.rename("d", "e") if config.depth == bk else key_tile
     if config.depth < config.sum_depth:
         wide = load(k, *own.key_block(kv_head, j * bk, bk, span(0, config.sum_depth, "e")))
-    left, right = _kept(config, key_tile, value_tile)
+    left = key_tile.copy() if config.written.kept else key_tile
     shift = own.keys - own.rows
     first, blocks = row_blocks(config, j, config.tile, own.rows, own.keys)
     for n in loop(blocks * config.group if piece is None else piece.count):
@@ -314,7 +314,7 @@ def _backward(
         kept = own.kept_numbers(config, head, i * bq, bq)
         base, delta = load(rest["base"], *kept), load(rest["delta"], *kept)
         scores, slope = capped(config, left @ queries)
-        grad = _weights_change(config, right, grads, delta)
+        grad = _weights_change(config, value_tile, grads, delta)
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk), own.keys)
         if config.masked:
             scores[:] = where(seen, scores, -math.inf)
@@ -342,13 +342,6 @@ def _backward(
     for which, tile in enumerate((dk, dv)):
         to = which, piece.slot, span(0, bk, "keys"), span(0, config.depth, "d")
         store(rest["piece_sums"], *to, tile=tile, add=True)
-
-
-def _kept(config: BackwardConfig, keys: Tile, values: Tile) -> tuple[Tile, Tile]:
-    """The first operands of the matmuls that make S and dP, of which some stay in registers."""
-    if not config.written.kept:
-        return keys, values
-    return keys.copy(), values.copy() if config.depth == 64 else values
 
 
 def _weights_change(config: BackwardConfig, values: Tile, grads: Tile, delta: Tile) -> Tile:

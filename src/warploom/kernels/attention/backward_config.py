@@ -41,8 +41,7 @@ class Style(NamedTuple):
     behind  dq's matmul comes behind dk's
     held    exponentials stay before the wait for dP
     first   dv's matmul starts before dS is made, beside which it runs
-    kept    k stays in registers as the first operand of the matmul that makes S, and at head size
-            64, where a block has half as many rows then, v as that of dP's
+    kept    at head size 96, k stays in registers as the first operand of the matmul that makes S
     wide    at head size 64, tiles of 192 keys and three groups
     """
 
@@ -205,7 +204,7 @@ class BackwardConfig:
         """(rows, keys) of a block of scores."""
         rows, keys = TILES[self.depth]
         style = self.written
-        return min(rows, 64) if style.kept or style.wide else rows, 192 if style.wide else keys
+        return min(rows, 64) if style.wide else rows, 192 if style.wide else keys
 
     @property
     def factor(self) -> float:
