@@ -444,3 +444,5 @@ def test_short_sequences_have_sums_of_one_order(keys, same):
     for config in (plain, replace(plain, style=Style()), replace(plain, window=100)):
         assert fitted(config, keys, keys).deterministic == (same and config is plain)
     assert fitted(replace(plain, deterministic=True), keys, keys).deterministic
+    assert fitted(plain, keys, keys, 256).deterministic == same
+    assert not fitted(plain, keys, keys, 16).deterministic

@@ -82,6 +82,7 @@ KEYS_IN_ORDER = {
     (128, False): (range(2048),),
     (128, True): (range(2048), range(LONG_KEYS, 8192)),
 }
+ROUNDS_IN_ORDER = 12  # tasks that an SM has at least then: 15 to 31 where they were timed
 # By whether there is a causal mask, of windows and of sums that have one order.
 WINDOWED = {
     (64, False): Style(taken=True),
@@ -337,8 +338,7 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     key heads of all (0: any number)."""
     if config.packed:
         return config
-    ordered = KEYS_IN_ORDER.get((config.depth, config.causal), ())
-    if _plain(config) and any(keys in some for some in ordered):
+    if _in_order_pays(config, keys, heads):
         config = replace(config, deterministic=True)
     elif keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
@@ -351,6 +351,14 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
     config = replace(config, whole_keys=whole, every_row=every)
     cut = _cut_pays(config, rows, keys, heads)
     return replace(config, cut=cut, listed=listed or cut)
+
+
+def _in_order_pays(config: BackwardConfig, keys: int, heads: int) -> bool:
+    """Whether sums of one order are faster. The first tiles wait for one another, once."""
+    some = KEYS_IN_ORDER.get((config.depth, config.causal), ())
+    if not _plain(config) or not any(keys in one for one in some):
+        return False
+    return heads == 0 or heads * -(-keys // config.tile[1]) >= ROUNDS_IN_ORDER * config.sms
 
 
 def _both_ways(config: BackwardConfig, keys: int) -> bool:
