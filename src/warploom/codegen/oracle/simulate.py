@@ -28,7 +28,7 @@ from warploom.codegen.oracle.barriers import (
 )
 from warploom.codegen.oracle.localise import localiser
 from warploom.codegen.oracle.simulate_steps import Steps
-from warploom.codegen.oracle.state import Agent, Matmul, SharedRing, Slot
+from warploom.codegen.oracle.state import Agent, Matmul, SharedRing, Slot, Sums
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
 from warploom.tile.interpret import (
@@ -61,7 +61,7 @@ class Simulator(Steps):
         self.source = {name: value.copy() for name, value in self.memory.items()}
         self.symbols = sizes(self.program, self.memory)
         self.scalars = dict(scalars or {})
-        self.begun = set[tuple[object, ...]]()
+        self.sums = Sums()
         self.random = random.Random(seed)
         self.cluster = block.launch.cluster[1]
         self.rings = [self._rings(number) for number in range(self.cluster)]

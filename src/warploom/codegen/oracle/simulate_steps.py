@@ -6,7 +6,6 @@ Each `_do_*` is an action of a block program (`ir.block`); it gives False while 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,10 @@ from warploom.codegen.oracle.barriers import (
     Push,
     arrivals_of,
 )
-from warploom.codegen.oracle.state import Agent, Matmul, Panels, Room, SharedRing, Slot
+from warploom.codegen.oracle.state import Agent, Matmul, Panels, Room, SharedRing, Slot, Sums
 from warploom.errors import CheckFailed
 from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
-from warploom.tile.interpret import begun
-from warploom.tile.ir import Turn
 
 OneStep = steps.RingStep | steps.OpStep | steps.GroupStep | steps.Meet | steps.Share | steps.Send
 
@@ -48,7 +45,7 @@ class Steps:
     source: dict[str, Value]
     cluster: int
     rings: list[dict[str, SharedRing]]
-    begun: set[tuple[object, ...]]  # sums and parts of them that have been added to
+    sums: Sums
     turns: list[list[NamedBarrier]]
     copies: list[Any]
     company: list[list[Company]]
@@ -393,9 +390,9 @@ class Steps:
                 if op.id in self.late:
                     agent.panels = Panels(op, local, value.copy(), dict(symbols))
                 else:
-                    if op.turn is not None:
-                        local = self._begun(local, op.turn, part, symbols)
-                    write_tile(local, value, self.memory[op.array.name], symbols)
+                    own = 0 if op.id in self.placement.in_turn else part
+                    put = self.sums.store(local, own, self.memory, symbols)
+                    write_tile(put, value, self.memory[op.array.name], symbols)
             return True
         assert op.dst is not None
         self._touch(agent, op, op.dst.name, write=True)
@@ -408,17 +405,6 @@ class Steps:
         if op.dst.name in self.placement.common | self.placement.handed:
             self._stage(agent, op, op.dst.name)
         return True
-
-    def _begun(self, op: Op, turn: Turn, part: int, symbols: dict[str, int]) -> Op:
-        """The store that begins a sum, or adds to it; each group begins its own part."""
-        place = turn.counts.name, *(index.evaluate(symbols) for index in turn.at)
-        part = 0 if op.id in self.placement.in_turn else part
-        if part == 0:
-            begun(op, turn, self.memory, symbols)
-        if (*place, part) in self.begun:
-            return op
-        self.begun.add((*place, part))
-        return replace(op, kind="store")
 
     def _together(self, agent: Agent, step: steps.Step) -> bool:
         """A group is one agent, which has the whole of a vector and waits for no other warp."""

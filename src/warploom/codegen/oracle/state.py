@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warploom.codegen.ir.block import Ring, Role
 from warploom.codegen.oracle.barriers import PhaseBarrier
 from warploom.tile import Op
 from warploom.tile.evaluate import Value
+from warploom.tile.interpret import begun
 
 
 @dataclass
@@ -94,3 +95,21 @@ class Agent:
     pushed: bool = False  # in the present one of them
     panels: Panels | None = None  # of a store, not copied yet
     copying: bool = False  # copies may still read the panels
+
+
+class Sums:
+    """Which sums that stores add to in turn have been begun, each group's part by itself."""
+
+    def __init__(self) -> None:
+        self.known = set[tuple[object, ...]]()
+
+    def store(self, op: Op, part: int, memory: dict[str, Value], symbols: dict[str, int]) -> Op:
+        """The store of a part, which begins a sum where it is the first; the first part counts."""
+        if (turn := op.turn) is None:
+            return op
+        if part == 0:
+            begun(op, turn, memory, symbols)
+        place = (turn.counts.name, part, *(index.evaluate(symbols) for index in turn.at))
+        first = place not in self.known
+        self.known.add(place)
+        return replace(op, kind="store") if first else op
