@@ -35,13 +35,10 @@ def store_of(
         if op.turn is not None:
             helpers["bulk_put"] = BULK_PUT
         return _Fragments(path.panels, "", values, op, names)
-    call, text = tma_store(len(op.spans), op.kind == "store_add")
-    helpers[call] = text
-    if op.turn is not None:
-        name, text = tma_store(len(op.spans), False)
-        helpers[name] = text
+    kinds = (op.kind, *(["store"] if op.turn is not None else []))
+    helpers.update(tma_store(len(op.spans), kind == "store_add") for kind in kinds)
     make = _Ending if path.ends_in_panels else Store
-    return make(path.panels, f"{call}(&{map_name}", values, op, names)
+    return make(path.panels, map_name, values, op, names)
 
 
 def carried_lines(store: Store, helpers: dict[str, str]) -> list[str]:
@@ -130,9 +127,10 @@ class Store:
     """One store: where its panels are in shared memory, in the tile and in the array."""
 
     def __init__(
-        self, panels: StorePanels, call: str, values: Values, op: Op, names: Names
+        self, panels: StorePanels, map_name: str, values: Values, op: Op, names: Names
     ) -> None:
-        self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
+        self.panels, self.map, self.values, self.op = panels, map_name, values, op
+        self.names = names
         self.slots, self.step = panels.slots, panels.slot_bytes
         self.base = "panels" if panels.in_turn else f"panels + part * {panels.group_bytes}"
 
@@ -145,8 +143,8 @@ class Store:
 
     def beginning(self) -> Store:
         """The same store where nothing has been added before."""
-        call, op = self.call.replace("store_add_", "store_"), replace(self.op, kind="store")
-        return type(self)(self.panels, call, self.values, op, self.names)
+        op = replace(self.op, kind="store")
+        return type(self)(self.panels, self.map, self.values, op, self.names)
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
@@ -277,7 +275,8 @@ class Store:
 
     def _copy(self, at: str, origin: tuple[int, int]) -> str:
         where = coordinates(self.op.spans, self.names, *self._place(origin))
-        return f"{self.call}, {at}, {where});"
+        call, _ = tma_store(len(self.op.spans), self.op.kind == "store_add")
+        return f"{call}(&{self.map}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
         lines = transposed_lines if self.panels.transposed else panel_lines
