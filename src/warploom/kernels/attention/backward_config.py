@@ -248,13 +248,13 @@ class BackwardConfig:
     @property
     def written(self) -> Style:
         """How its loop is written."""
-        found = STYLES.get((self.depth, self.causal))
+        key = self.depth, self.causal
+        found = STYLES.get(key)
         if self.deterministic:
-            found = IN_ORDER.get((self.depth, self.causal))
-            if self.both_ways or self.softcap:
-                found = PLAIN if self.softcap else BOTH_WAYS[self.depth]
+            ordered = BOTH_WAYS.get(self.depth) if self.both_ways else IN_ORDER.get(key)
+            found = PLAIN if self.softcap else ordered
         elif self.window is not None:
-            found = WINDOWED.get((self.depth, self.causal))
+            found = WINDOWED.get(key)
         elif self.packed or self.softcap:
             alone = self.causal and self.group == 1 and not self.softcap
             found = PACKED_STYLES.get(self.depth) if alone else PLAIN
@@ -263,9 +263,11 @@ class BackwardConfig:
     @property
     def held_steps(self) -> dict[str, tuple[int, ...]]:
         """What of k and v stays in registers, by tile, beside that of `Style.kept`."""
-        first = self.written.first and self.written.held and not self.deterministic
-        own = self.depth == 96 and self.written.kept and self.group == 1
-        return HELD_STEPS if first or (own and (self.causal or not self.deterministic)) else {}
+        style = self.written
+        beside_k = self.depth == 96 and style.kept and self.group == 1
+        if self.deterministic:
+            return HELD_STEPS if beside_k and self.causal else {}
+        return HELD_STEPS if beside_k or (style.first and style.held) else {}
 
     @property
     def sum_depth(self) -> int:
@@ -342,9 +344,8 @@ def fitted(config: BackwardConfig, rows: int, keys: int, heads: int = 0) -> Back
         config = replace(config, deterministic=True)
     elif keys >= LONG_KEYS and _plain(config):
         config = replace(config, style=LONG_STYLES.get((config.depth, config.causal)))
-    listed = (
-        config.causal and not config.long and (not config.deterministic or _both_ways(config, keys))
-    )
+    shared_out = not config.deterministic or _both_ways(config, keys)
+    listed = config.causal and not config.long and shared_out
     config = replace(config, listed=listed, band=_band(config, rows))
     whole = not config.long and keys % config.tile[1] == 0
     every = rows <= keys or not (config.causal or config.window)
