@@ -158,8 +158,9 @@ def configs(case: Case) -> dict[str, BackwardConfig]:
     own = own_config(case)
     if own.long:
         return {DEFAULT: own}
-    others = {style: own_config(case, style) for style in STYLES[own.depth]}
-    return {named(style): one for style, one in ({own.written: own} | others).items()}
+    # What a user gets replaces the one of its style: its sums may have one order unasked.
+    found = {named(style): own_config(case, style) for style in STYLES[own.depth]}
+    return found | {named(own.written): own}
 
 
 def named(style: Style) -> str:
