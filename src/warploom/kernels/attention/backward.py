@@ -8,10 +8,10 @@ Three programs after one another: `prepare` makes of o, dO and lse what `backwar
 is D, and zeroes `dq_sum`; `backward` gives dk and dv, and adds to
 `dq_sum` dq of every tile of keys, without the scale; `finish` makes dq of it. The compute groups
 share out the rows of dq, or those of its transpose where the head size is long enough for them. The
-order of these sums varies from run to run; `deterministic`, tiles of keys add in turn, which
-`turns` counts and not `dq_sum` is zeroed then, and every run has the same bits. Where a last round of tasks would leave SMs idle,
-`tail` does pieces of them and `settle` makes dk and dv of their sums. `backward_config` has the
-arrays.
+order of these sums varies from run to run; `deterministic`, tiles of keys add in turn, and every
+run has the same bits: `prepare` zeroes `turns`, which counts them, and the first of them needs no
+zeros in `dq_sum`. Where a last round of tasks would leave SMs idle, `tail` does pieces of them and
+`settle` makes dk and dv of their sums. `backward_config` has the arrays.
 """
 
 from __future__ import annotations
