@@ -138,8 +138,14 @@ def defaults(rows: list[Evidence]) -> list[Evidence]:
 
 
 def dense(rows: list[Evidence]) -> list[Evidence]:
-    """Defaults of attention that have nothing special: shapes that begin with the head's size."""
-    return [row for row in defaults(rows) if row.shape.split()[0].isdigit()]
+    """Defaults of attention with nothing special: shapes of a head's size, a mask and rows."""
+    words = [(row, row.shape.split()) for row in defaults(rows)]
+    return [row for row, (size, *rest) in words if size.isdigit() and len(rest) == 2]
+
+
+def kind(name: str) -> Callable[[list[Evidence]], list[Evidence]]:
+    """The rows of kernels whose name ends so."""
+    return lambda rows: [row for row in rows if row.kernel.endswith(f" {name}")]
 
 
 def ablated(rows: list[Evidence]) -> list[Evidence]:
@@ -180,11 +186,16 @@ def _best_of(rows: list[Evidence], key: Callable[[Evidence], str]) -> list[Evide
     return list(best.values())
 
 
+FEW = 600  # rows of an image or a short prompt
+
 PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "best-per-shape": best_per_shape,
     "best-per-kernel": best_per_kernel,
     "defaults": defaults,
     "dense": dense,
+    "few-rows": lambda rows: [row for row in dense(rows) if int(row.shape.split()[2]) < FEW],
+    "one-order": kind("deterministic"),
+    "steps": kind("with forward"),
     "hard": named("fp8", "sharp", "rising", "jump"),
     "ablated": ablated,
     "unmeasured": unmeasured,
