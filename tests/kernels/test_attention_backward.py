@@ -226,6 +226,24 @@ def test_what_comes_before_and_after_the_matmuls():
     assert close(t.interpret(finish(config), sums)["dq"], want["dq"])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_sums_that_nobody_begins_are_gradients_of_zero(head_dim):
+    config, rows, seen = (
+        BackwardConfig(head_dim=head_dim, causal=True, deterministic=True),
+        400,
+        140,
+    )
+    values, want = backward_case(config, rows, seen)
+    added = t.interpret(backward(config), values)
+    assert np.isnan(added["dq_sum"]).any()
+    sums = {x: added[x] for x in ("dq_sum", "turns")} | {"dq": want["o"] * np.nan}
+    program, policy, _ = kernel(config, "finish")
+    source = compiled(program, policy).source
+    library = emulate.compile_all([source], None)
+    for got in (t.interpret(program, sums), emulate.run(library, 0, source, program, sums)):
+        assert close(got["dq"], want["dq"]) and not got["dq"][:, :, : rows - seen].any()
+
+
 @pytest.mark.parametrize("name", ["causal", "wide"])
 def test_kernels_without_a_matmul_do_not_spill(name):
     config = CASES[name][0]
