@@ -136,3 +136,10 @@ def test_long_packed_sequences_build(head_dim):
 def test_what_has_no_variant_is_refused():
     with pytest.raises(InputError, match="at most 256"):
         choose_attention(128, AttentionConfig(head_dim=512))
+
+
+@pytest.mark.parametrize("rows", [2048, 8192, 16384])
+def test_three_groups_under_a_causal_window_split_off_no_loop(rows):
+    """There is no loop without a mask: the rates of such a variant are those of another kernel."""
+    choice = choose_attention(rows, AttentionConfig(causal=True, window=1024), heads=64)
+    assert "split_mask_loop" not in choice.point.rules
